@@ -25,6 +25,7 @@ from boki.protocol.effects import (
     DiskUnreadable,
     Effect,
     Load,
+    Note,
     ProposePlacement,
     ProposeView,
     ReleaseSlots,
@@ -82,7 +83,7 @@ class Host:
         if self.stopped or type(message) not in self.core.HEARS:
             return
         self._inbox.append((sender, message))
-        if not self._scheduled:
+        if not self._scheduled and not (isinstance(message, Note) and message.may_wait):
             self._scheduled = True
             self._loop.call_soon(self._drain)
 
@@ -181,6 +182,11 @@ class Host:
         if self._watches_room and self.disk is not None and (room := self.disk.room) != self._room:
             self._room = room
             self.deliver(self.node, room)
+        if self._inbox and not self._scheduled:  # notes that may wait
+            self._scheduled = True
+            self._drain()
+            if self.stopped:
+                return
         try:
             self.perform(self.core.tick(now_us()))
         except Exception as error:

@@ -35,6 +35,11 @@ class Note:
 
     __slots__ = ()
 
+    @property
+    def may_wait(self) -> bool:
+        """Whether a shell may leave it for the next message or tick, because nothing is decided by it alone."""
+        return False
+
 
 @dataclass(frozen=True, slots=True)
 class Send:

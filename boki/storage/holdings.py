@@ -28,6 +28,11 @@ class Written(Note):
     """(shard, its generation, every record below)"""
     fetched_bytes: int
 
+    @property
+    def may_wait(self) -> bool:
+        """See `Note`: repair goes on when what it has fetched is written; that appends are is for the controller."""
+        return not self.fetched_bytes
+
 
 class Holdings:
     """The shards by key, and what has to be written for them."""

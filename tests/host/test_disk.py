@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from boki.host.host import Host
 from boki.host.links import Links
 from boki.host.rocksdb import RocksDb
 from boki.log.ids import NodeId
-from boki.protocol.effects import Delete, DiskRoom, Load, Loaded, Put, Send, Store
+from boki.protocol.effects import Delete, DiskRoom, Load, Loaded, Note, Put, Send, Store
 
 THEN = (Send(NodeId("somebody"), "stored"),)
 
@@ -382,5 +383,48 @@ def test_a_full_file_system_is_no_damage(tmp_path: Path, monkeypatch: pytest.Mon
         with pytest.raises(StoreFailed, match="file system is full: nothing is lost; free some space") as caught:
             Disk(tmp_path / "db", asyncio.get_running_loop(), on_failure=pytest.fail)
         assert caught.value.outcome == "not_applied"
+
+    in_loop(body())
+
+
+@dataclass(frozen=True, slots=True)
+class Remark(Note):
+    """A note to itself that may wait, or not."""
+
+    may_wait: bool
+
+
+def test_a_note_that_may_wait_wakes_nobody_and_is_taken_in_order(tmp_path: Path) -> None:
+    """The next message takes it along, in front of itself; without any the next tick does."""
+    taken: list[object] = []
+    settled: asyncio.Queue[int] = asyncio.Queue()
+
+    class Hearing:
+        HEARS = frozenset({str, Remark})
+
+        def receive(self, sender: NodeId, message: Any, now_us: int) -> Iterable[Any]:
+            taken.append(message)
+            return ()
+
+        def settle(self, now_us: int) -> Iterable[Any]:
+            settled.put_nowait(len(taken))
+            return ()
+
+        def tick(self, now_us: int) -> Iterable[Any]:
+            return ()
+
+    async def body() -> None:
+        host = Host(me := NodeId("node"), Hearing(), Links(), asyncio.get_running_loop())
+        idle, urgent = Remark(may_wait=True), Remark(may_wait=False)
+        host.deliver(me, idle)
+        assert not host.take_in()
+        host.deliver(NodeId("x"), "something")
+        assert await settled.get() == 2
+        host.deliver(me, urgent)
+        assert await settled.get() == 3
+        host.deliver(me, idle)
+        assert await settled.get() == 4, "the tick takes it"
+        assert taken == [idle, "something", urgent, idle]
+        host.stop()
 
     in_loop(body())
