@@ -321,6 +321,7 @@ class ControllerCore:
             unfit=frozenset(unfit),
             lost=self._lost(now_us),
             storage=tuple(member.node for member in members if member.role is Role.STORAGE),
+            beside=self._membership.mates() if self._plan.speculative_cuts else {},
         )
 
     def _lost(self, now_us: int) -> frozenset[NodeId]:
@@ -337,6 +338,7 @@ class ControllerCore:
             sequencers=len(view.sequencers),
             replicas=view.replicas,
             write_quorum=view.write_quorum,
+            speculative_cuts=bool(view.beside),
         )
 
     def _judge(self, now_us: int) -> Iterable[Effect]:

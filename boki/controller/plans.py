@@ -9,8 +9,8 @@ one lost sequencer moves its own logs only.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from boki.log.ids import MAX_LOG, NodeId
 from boki.log.membership import ClusterPlan
@@ -30,6 +30,8 @@ class Plan:
     write_quorum: int
     primaries: tuple[NodeId, ...] = ()
     """Per log; none: the logs are spread over the sequencers in their order."""
+    beside: tuple[NodeId, ...] = ()
+    """Per sequencer, the storage node of its process, if cuts are to run ahead."""
 
     def first_view(self) -> View:
         """The view of term 1."""
@@ -52,6 +54,7 @@ class Plan:
             write_quorum=self.write_quorum,
             previous_ends=ends,
             start_time_us=start_time_us,
+            beside=self.beside,
         )
 
 
@@ -68,6 +71,8 @@ class Sight:
     """Nodes that have not answered for so long that a spare one may take their place."""
     storage: tuple[NodeId, ...] = ()
     """Those that are registered."""
+    beside: dict[NodeId, NodeId | None] = field(default_factory=dict)
+    """Of each registered sequencer, the storage node of its process behind whose records it can keep cuts, if any."""
 
     def has_majority(self, sequencers: tuple[NodeId, ...], incarnations: dict[NodeId, int]) -> bool:
         """Whether most of the sequencers answer, in the incarnations named."""
@@ -110,6 +115,7 @@ def first_plan(sight: Sight) -> Plan | None:
         storage=storage,
         replicas=wanted.replicas,
         write_quorum=wanted.write_quorum,
+        beside=_choose_beside({}, names, sight),
     )
 
 
@@ -133,6 +139,7 @@ def next_plan(last: View, sight: Sight) -> tuple[Plan, str]:
         replicas=replicas,
         write_quorum=write_quorum,
         primaries=_choose_primaries(last, log_count, sequencers, sight),
+        beside=_choose_beside(dict(zip(last.sequencers, last.beside, strict=False)), sequencers, sight),
     )
     return plan, "; ".join(problems)
 
@@ -148,6 +155,8 @@ def differs(last: View, plan: Plan) -> str:
     wiped = [n for n in plan.sequencers if n in last.sequencers and last.incarnations[n] != plan.incarnations[n]]
     if wiped:
         changes.append(f"{', '.join(wiped)} has another disk")
+    if plan.beside != last.beside and not changes:
+        changes.append("cuts are to run ahead of reports" if plan.beside else "cuts are to wait for reports")
     if (plan.replicas, plan.write_quorum) != (last.replicas, last.write_quorum):
         changes.append(f"write quorum {plan.write_quorum} of {plan.replicas} replicas")
     return "; ".join(changes)
@@ -181,6 +190,16 @@ def _choose_storage(last: View, sight: Sight) -> tuple[NodeId, ...]:
     chosen = [node for node in known if node not in avoided]
     lacking = max(0, max(sight.wanted.replicas, last.replicas) - len(chosen))
     return tuple(by_name(chosen + [node for node in known if node in avoided][:lacking]))
+
+
+def _choose_beside(
+    known: Mapping[NodeId, NodeId], sequencers: tuple[NodeId, ...], sight: Sight
+) -> tuple[NodeId, ...]:
+    """Per sequencer, the storage node beside it, if that is wanted and all have one. Who is away counts as before."""
+    found = [sight.beside.get(node, known.get(node)) for node in sequencers]
+    pairs = tuple(node for node in found if node is not None)
+    is_possible = len(sequencers) > 1 and len(set(pairs)) == len(sequencers)
+    return pairs if sight.wanted.speculative_cuts and is_possible else ()
 
 
 def _choose_primaries(last: View, log_count: int, sequencers: tuple[NodeId, ...], sight: Sight) -> tuple[NodeId, ...]:

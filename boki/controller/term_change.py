@@ -83,6 +83,10 @@ class TermChange:
         """Per log, the most entries of the term that a node says it has applied, and which node."""
         self.lost = ""
         """What the sequencers lack though others have applied it, in words: with that the term cannot end."""
+        self._sure: tuple[int, ...] = ()
+        """Per log, how many entries are known to be on a majority: cuts above it may have run ahead."""
+        self._doubted: set[NodeId] = set()
+        """Whose entries could not be completed: another majority is tried first."""
         self._repeat_at = 0
         self._moved_at = 0
         self.note_applied(applied)
@@ -132,12 +136,16 @@ class TermChange:
         """See `boki.protocol.effects.Core`: whatever has not been answered is sent again."""
         if self.step is Step.COMPLETING and now_us - self._moved_at > _STALL_US:
             self._move("stalled")
+            self._doubted = set(self._holders.values()) if self.last.beside and not self._doubted else set()
             self._sealed, self._completed = {}, {}
         if now_us < self._repeat_at:
             return []
         self._repeat_at = now_us + _REPEAT_US
         match self.step:
             case Step.SEALING:
+                if len(self._sealed) >= majority(len(self.last.sequencers)):
+                    self._doubted = set()  # the others do not answer
+                    return list(self._try_complete(now_us))
                 return [Send(node, Seal(self.last.term)) for node in self.last.sequencers if node not in self._sealed]
             case Step.COMPLETING:
                 return [effect for log in range(self.last.log_count) for effect in self._complete(log)]
@@ -161,8 +169,10 @@ class TermChange:
         self._repeat_at = 0
 
     def _try_complete(self, now_us: int) -> Iterable[Effect]:
-        if len(self._sealed) < majority(len(self.last.sequencers)):
+        trusted = self._sealed.keys() - self._doubted
+        if len(trusted) < majority(len(self.last.sequencers)):
             return ()
+        self._sealed = {node: sealed for node, sealed in self._sealed.items() if node in trusted}
         self._move("majority sealed")
         self._moved_at = now_us
         for log in range(self.last.log_count):
@@ -171,10 +181,16 @@ class TermChange:
             self._holders[log] = max(held, key=lambda node: held[node])
             self._base[log] = min(held.values())
             self._entries[log] = []
+        self._sure = tuple(self._known_committed(log) for log in range(self.last.log_count))
         self._ends = tuple(
             max(sealed.stored_until[log] for sealed in self._sealed.values()) for log in range(self.last.log_count)
         )
         return self.tick(now_us)
+
+    def _known_committed(self, log: LogId) -> int:
+        """How many entries surely are on a majority: nodes apply no others."""
+        told = [sealed.committed[log] for sealed in self._sealed.values() if log < len(sealed.committed)]
+        return max(self._applied.get(log, (0, ""))[0], *told, 0)
 
     def _complete(self, log: LogId) -> Iterable[Effect]:
         """Fetch what is still missing of a log, or send what is complete to those that have not confirmed it."""
@@ -191,7 +207,7 @@ class TermChange:
                 if have < first:
                     effects.append(Send(node, EntriesDropped(self.last.term, log, first)))
                 page = tuple(entries[first - self._base[log] :][:_PAGE_ENTRIES])
-                effects.append(Send(node, Complete(self.last.term, log, first, page)))
+                effects.append(Send(node, Complete(self.last.term, log, first, page, self._sure[log])))
         return effects
 
     def _try_install(self) -> Iterable[Effect]:

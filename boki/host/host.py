@@ -34,7 +34,7 @@ from boki.protocol.effects import (
     Store,
     Trace,
 )
-from boki.protocol.output_commit import holds, split_early
+from boki.protocol.output_commit import IN_LOG, holds, split_early
 
 _log = logging.getLogger("boki.host")
 
@@ -69,6 +69,7 @@ class Host:
         self._timer: TimerHandle | None = None
         self._mates: Mapping[NodeId, Host] = {}
         """The hosts whose disks share its write-ahead log, itself among them; none: it has one of its own."""
+        self._runs_ahead = False
         self._ahead_until = 0
         """How far that log must be durable before what this host knows may be told."""
         self._watches_room = disk is not None and DiskRoom in core.HEARS
@@ -93,9 +94,10 @@ class Host:
             self._scheduled = True
             self._loop.call_soon(self._drain)
 
-    def share_log(self, mates: Mapping[NodeId, Host]) -> None:
-        """Run ahead of the syncs of a log that these hosts share: see `boki.protocol.output_commit`."""
+    def share_log(self, mates: Mapping[NodeId, Host], *, runs_ahead: bool) -> None:
+        """These hosts share a log, and may run ahead of its syncs: see `boki.protocol.output_commit`."""
         self._mates = mates
+        self._runs_ahead = runs_ahead
 
     def perform(self, effects: Iterable[Effect]) -> None:
         """Carry out effects in order. A stopped node does nothing more, not even what waited for its disk."""
@@ -121,7 +123,7 @@ class Host:
                 self._links.send(self.node, to, message)
             case Store():
                 assert self.disk is not None, f"{self.node} has no disk to store on"
-                early, rest = split_early(effect, self._mates) if self._mates else ((), effect)
+                early, rest = split_early(effect, self._mates, runs_ahead=self._runs_ahead) if self._mates else ((), effect)
                 self.disk.store(rest, self._release)
                 for send in early:
                     self._mates[send.to].hear_early(self.node, send.message)
@@ -139,7 +141,8 @@ class Host:
     def hear_early(self, sender: NodeId, message: Any) -> None:
         """Take in a message that follows from the last write to the common log, before that is durable."""
         assert self.disk is not None
-        self._ahead_until = self.disk.log.queued
+        if not isinstance(message, IN_LOG):
+            self._ahead_until = self.disk.log.queued
         self.disk.log.settle_before(self)
         self.deliver(sender, message)
 

@@ -59,6 +59,8 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     """An engine that holds the index of all logs; others ask one that does."""
     host: NodeId = NodeId("")
     """The node that plays this role among others, and dies with all of them; empty: it plays no other."""
+    runs_ahead: bool = False
+    """A sequencer that keeps cuts behind their records, in one log with the storage node of its process."""
     is_leaving: bool = False
     """The node stops, and this role with it when its turn comes."""
 
@@ -83,6 +85,12 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
     def find(self, node: NodeId) -> Member | None:
         """The member of that name."""
         return next((member for member in self.members if member.node == node), None)
+
+    def mates(self) -> dict[NodeId, NodeId | None]:
+        """Of each sequencer, the storage node of its process behind whose records it can keep cuts, if there is one."""
+        storage = {m.process: m.node for m in self.members if m.role is Role.STORAGE}
+        sequencers = [m for m in self.members if m.role is Role.SEQUENCER]
+        return {m.node: storage.get(m.process) if m.runs_ahead else None for m in sequencers}
 
     def beside(self, node: NodeId) -> tuple[Member, ...]:
         """The other roles of the process that plays that one."""
@@ -123,4 +131,6 @@ class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True):
     write_quorum: int = 2
     index_replicas: int = 0
     """How many engines hold the index; 0: all of them."""
+    speculative_cuts: bool = False
+    """Whether cuts may run ahead of reports, where each sequencer has a storage node in its process."""
     draining: tuple[NodeId, ...] = ()

@@ -18,8 +18,9 @@ import msgspec
 from boki.errors import CorruptData, InvalidArgument, VersionTooNew, WrongType
 from boki.log.ids import MAX_LOG, MAX_TERM, LogId, Natural, NodeId, ShardId, Term
 
-VERSION: Final = 2
-"""2: `CloseShard.is_lost`, which a reader of version 1 would overlook."""
+VERSION: Final = 3
+"""2: `CloseShard.is_lost`, which a reader of version 1 would overlook. 3: `Cut.is_ahead`, likewise; others stay 2."""
+_PLAIN_VERSION: Final = 2
 _INDEX_BITS: Final = 43
 _PLACE: Final = re.compile(r"(\d{1,3}):(\d{1,7})\.(\d{1,13})", re.ASCII)
 
@@ -28,10 +29,14 @@ class Cut(msgspec.Struct, frozen=True, array_like=True, tag="cut"):
     """Shards move: each pair says that the shard's records below that local id are ordered now.
 
     `time_us` is the primary's clock, never going back, in microseconds since the epoch: the time of these records.
+
+    `is_ahead`: until the cut is committed its records may be on fewer disks than a write quorum, and every sequencer
+    keeps it behind them, in the same write-ahead log. It says nothing to whoever reads what is committed.
     """
 
     time_us: Natural
     until: tuple[tuple[ShardId, Natural], ...]
+    is_ahead: bool = False
 
 
 class Trim(msgspec.Struct, frozen=True, array_like=True, tag="trim"):
@@ -76,7 +81,8 @@ _decoder: Final[msgspec.msgpack.Decoder[MetalogEntry]] = msgspec.msgpack.Decoder
 
 def encode_entry(entry: MetalogEntry) -> bytes:
     """The bytes of an entry on disk: a version, then msgpack."""
-    return bytes((VERSION,)) + _encoder.encode(entry)
+    is_ahead = isinstance(entry, Cut) and entry.is_ahead
+    return bytes((VERSION if is_ahead else _PLAIN_VERSION,)) + _encoder.encode(entry)
 
 
 def decode_entry(data: bytes) -> MetalogEntry:

@@ -36,6 +36,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """Per log of the term before, how many of its metalog entries exist."""
     start_time_us: int = 0
     """No cut of this term is stamped earlier: the log's time never goes back, also across terms."""
+    beside: tuple[NodeId, ...] = ()
+    """Per sequencer, the storage node of its process, if cuts of this term may run ahead of reports; else none."""
 
     def __post_init__(self) -> None:
         problems = []
@@ -50,6 +52,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
                 problems.append(f"the {what} must be different ones, or a quorum could be one node")
         if not set(self.sequencers) <= self.incarnations.keys():
             problems.append("every sequencer needs its incarnation")
+        if self.beside and len(set(self.beside)) != len(self.sequencers):
+            problems.append("where cuts run ahead, each sequencer needs a storage node of its own")
         if not 1 <= self.write_quorum <= self.replicas:
             problems.append(f"write_quorum {self.write_quorum} must be in 1..replicas ({self.replicas})")
         if self.replicas > len(self.storage):
@@ -61,6 +65,17 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     def sequencer_majority(self) -> int:
         """How many sequencers must hold an entry before it counts."""
         return majority(len(self.sequencers))
+
+    def is_beside(self, sequencer: NodeId | None, storage: NodeId | None) -> bool:
+        """Whether these two are one process, by this view, and cuts may run ahead."""
+        return bool(self.beside) and (sequencer, storage) in zip(self.sequencers, self.beside, strict=True)
+
+    def runs_ahead(self, replicas: tuple[NodeId, ...]) -> bool:
+        """Whether cuts may name records of a shard on these replicas that no write quorum has reported.
+
+        A majority of the sequencers that hold such a cut is then a write quorum of replicas that hold the records.
+        """
+        return set(replicas) == set(self.beside) and self.write_quorum <= self.sequencer_majority
 
     def log_of(self, book: str) -> LogId:
         """The physical log that holds the book's records of this term."""

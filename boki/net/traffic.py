@@ -101,9 +101,13 @@ LOCAL: Final[frozenset[type[Message]]] = frozenset(
         messages.InstallPlan,
         messages.InstallView,
         messages.FetchView,
+        messages.RecordsTaken,
+        messages.NeedRecords,
     }
 )
-"""Between a core and the coordinator, which each process reaches through its own shell: never on a wire."""
+"""Between a core and the coordinator, which each process reaches through its own shell, or between a storage node and a
+sequencer that share a log: never on a wire.
+"""
 
 
 def allowed(role: Role) -> frozenset[type[Message]]:

@@ -47,9 +47,9 @@ class CommonLog:
         self._tell()
 
     def _tell(self) -> None:
-        mates = dict(self._hosts) if self._runs_ahead and len(self._hosts) == len(_ROLES) else {}
+        mates = dict(self._hosts) if self.is_synced and len(self._hosts) == len(_ROLES) else {}
         for host in self._hosts.values():
-            host.share_log(mates)
+            host.share_log(mates, runs_ahead=self._runs_ahead)
 
 
 def common_log(roles: Collection[Role], *, is_synced: bool) -> CommonLog | None:

@@ -204,7 +204,7 @@ class LocalLog:
             mates = {node: host for node, host in self.hosts.items() if host.disk and host.disk.log is disk.log}
             if len(mates) > 1:
                 for host in mates.values():
-                    host.share_log(mates)
+                    host.share_log(mates, runs_ahead=True)
 
     def _fail(self, node: NodeId, error: StoreFailed) -> None:
         if node in self.hosts:

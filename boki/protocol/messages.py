@@ -116,6 +116,29 @@ class ShardProgress(Message, frozen=True):
     """False if the disk is (nearly) full: the engine refuses appends that its quorum has no room for."""
 
 
+# storage -> sequencer of its process, and back
+
+
+class RecordsTaken(Message, frozen=True):
+    """All records of the shard between these local ids are on this process's disk, or stand in its log by now: what the
+    sequencer writes into the same log follows them.
+    """
+
+    term: Term
+    log: LogId
+    shard: ShardId
+    first_lid: Natural
+    until_lid: Natural
+
+
+class NeedRecords(Message, frozen=True):
+    """A cut waits for these records, each (shard, first local id, end): bring what is not here. → `RecordsTaken`"""
+
+    term: Term
+    log: LogId
+    ranges: tuple[tuple[ShardId, Natural, Natural], ...]
+
+
 # engine -> primary sequencer
 
 
@@ -131,13 +154,17 @@ class RequestEntry(Message, frozen=True):
 
 
 class AppendEntry(Message, frozen=True):
-    """primary -> backup. Entry number `index` of the log; entries below `committed` are on a majority."""
+    """primary -> backup. Entry number `index` of the log; entries below `committed` are on a majority.
+
+    Records of cuts below `sure` are on a write quorum, whether the cuts ran ahead or not.
+    """
 
     term: Term
     log: LogId
     index: Natural
     entries: tuple[MetalogEntry, ...]
     committed: Natural
+    sure: Natural = 0
 
 
 class EntriesStored(Message, frozen=True):
@@ -202,12 +229,16 @@ class Seal(Message, frozen=True):
 
 
 class Sealed(Message, frozen=True):
-    """The term is sealed here, durably; per log, how many entries this incarnation holds, and its last cut's time."""
+    """The term is sealed here, durably; per log, how many entries this incarnation holds, and its last cut's time.
+
+    `committed`: per log, how many entries it knows to be on a majority.
+    """
 
     term: Term
     incarnation: Natural
     stored_until: tuple[Natural, ...]
     last_time_us: Natural
+    committed: tuple[Natural, ...] = ()
 
 
 class FetchSealed(Message, frozen=True):
@@ -230,13 +261,15 @@ class SealedEntries(Message, frozen=True):
 class Complete(Message, frozen=True):
     """controller -> sequencer. The sealed term's log continues with these entries. → `Completed`, once durable
 
-    A message of its own, so that no primary can take the answer for an acknowledgement.
+    A message of its own, so that no primary can take the answer for an acknowledgement. Entries below `committed` are
+    known to be on a majority; cuts above it that ran ahead are kept behind their records.
     """
 
     term: Term
     log: LogId
     first_index: Natural
     entries: tuple[MetalogEntry, ...]
+    committed: Natural = 0
 
 
 class Completed(Message, frozen=True):

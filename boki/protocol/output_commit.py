@@ -18,6 +18,9 @@ That allows one sync for an append. Three rules:
 **Where it gains.** Where one replica and one sequencer decide alone. Among several, what leaves the primary would wait
 for its own disk, where any quorum of disks is enough: there roles of a process share syncs, and nothing is early.
 
+**Where cuts run ahead** (`docs/design/speculative-cuts.md`) one thing is early among several, too: which records stand
+in the log. What follows from it is written behind them or says nothing of this disk, so nothing is held for it.
+
 What rides on a `Store` (`then`) follows from writes in front of it, so its own place in the log is late enough.
 
 Rule: a role that is ahead has no effect outside of the log but through `holds`.
@@ -42,9 +45,11 @@ from boki.protocol.effects import (
     Store,
     Trace,
 )
-from boki.protocol.messages import EntriesStored, Pong, ShardProgress
+from boki.protocol.messages import EntriesStored, Pong, RecordsTaken, ShardProgress
 
-EARLY: Final = (ShardProgress, EntriesStored)
+IN_LOG: Final = (RecordsTaken,)
+"""Early wherever roles share a log, and nothing is held for it."""
+EARLY: Final = (ShardProgress, EntriesStored, RecordsTaken)
 UNHELD: Final = (Pong,)
 
 
@@ -53,12 +58,13 @@ def gains(view: View) -> bool:
     return view.replicas == 1 and len(view.sequencers) == 1
 
 
-def split_early(store: Store, mates: Container[NodeId]) -> tuple[list[Send], Store]:
+def split_early(store: Store, mates: Container[NodeId], *, runs_ahead: bool) -> tuple[list[Send], Store]:
     """What may be told at once to roles of the same log, and the store with what must wait for the sync."""
+    kinds = EARLY if runs_ahead else IN_LOG
     early: list[Send] = []
     late: list[Effect] = []
     for each in store.then:
-        if isinstance(each, Send) and isinstance(each.message, EARLY) and each.to in mates:
+        if isinstance(each, Send) and isinstance(each.message, kinds) and each.to in mates:
             early.append(each)
         else:
             late.append(each)

@@ -22,6 +22,7 @@ Rule: this file knows shards and nodes as names. It never knows books, tags or b
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, ClassVar, Final, assert_never
 
 from boki.log.ids import LogId, NodeId, Term
@@ -45,6 +46,7 @@ from boki.protocol.messages import (
     Metalog,
     Ping,
     Pong,
+    RecordsTaken,
     RequestEntry,
     Seal,
     Sealed,
@@ -52,6 +54,7 @@ from boki.protocol.messages import (
     ShardProgress,
     TellTail,
 )
+from boki.sequencer.behind import Behind
 from boki.sequencer.history import History
 from boki.sequencer.inputs import For, Lead, Question, SeldomInput, SequencerInput
 from boki.sequencer.metalog_store import (
@@ -75,12 +78,15 @@ _STALL_US: Final = 1_000_000
 
 
 class SequencerCore:
-    """One sequencer, of all logs and all terms it has on its disk. `incarnation` names the run of that disk."""
+    """One sequencer, of all logs and all terms it has on its disk. `incarnation` names the run of that disk; `mate` is
+    the storage node of its process, if there is one.
+    """
 
     HEARS: ClassVar[frozenset[type]] = kinds(SequencerInput)
 
-    def __init__(self, node: NodeId, incarnation: int, disk: DiskReader) -> None:
+    def __init__(self, node: NodeId, incarnation: int, disk: DiskReader, mate: NodeId | None = None) -> None:
         self.node = node
+        self.behind = Behind(mate)
         self.incarnation = incarnation
         self.chain = ViewChain()
         self._disk = disk
@@ -101,6 +107,9 @@ class SequencerCore:
                 primary = self._primary(term, log)
                 if primary is not None:
                     primary.report(sender, shard, incarnation, stored_until)
+                    return self._tell_if_sure(primary, term, log)
+            case RecordsTaken():
+                return self._hear_of_records(sender, message)
             case EntriesStored():
                 return self._acknowledge(sender, message)
             case RequestEntry(term, log, entry):
@@ -157,7 +166,7 @@ class SequencerCore:
                 effects += self._tell_storage(store, primary, now_us)
             if not primary.has_news or store.committed < store.length:
                 continue
-            entries = primary.take_proposal(self.chain.current.write_quorum, now_us)
+            entries = primary.take_proposal(now_us)
             if entries:
                 effects += self._propose(store, primary, entries, now_us)
         return effects
@@ -166,7 +175,7 @@ class SequencerCore:
         """See `boki.protocol.effects.Core`: the primary repeats to its backups what they lack, and to all how far it
         is.
         """
-        effects = [*self.settle(now_us), *self.history.tick(now_us)]
+        effects = [*self.settle(now_us), *self.history.tick(now_us), *self.behind.tick()]
         if now_us < self._repeat_at:
             return effects
         self._repeat_at = now_us + _REPEAT_US
@@ -239,6 +248,29 @@ class SequencerCore:
             return None
         return self._primaries.get(log)
 
+    def _hear_of_records(self, sender: NodeId, message: RecordsTaken) -> Iterable[Effect]:
+        """The storage node of this process has put records into the log: cuts that name them may follow."""
+        if sender != self.behind.mate:
+            return ()
+        self.behind.note(message)
+        primary = self._primary(message.term, message.log)
+        if primary is not None:
+            primary.moved = True
+        match self.behind.pop(message.term, message.log):
+            case (waiting, AppendEntry() as entries):
+                return self._append(waiting, entries)
+            case (waiting, Complete() as entries):
+                return self._complete(waiting, entries)
+        return ()
+
+    def _tell_if_sure(self, primary: Primary, term: Term, log: LogId) -> Iterable[Effect]:
+        """The cut in flight ran ahead, and reports have overtaken it: backups may store it without the records."""
+        store = self._stores[term, log]
+        if store.phase is Phase.OPEN and primary.becomes_sure(store.length) and store.committed < store.length:
+            for backup in self.chain.current.sequencers:
+                if backup != self.node and primary.acknowledged.get(backup, 0) < store.length:
+                    yield from self._send_entries(store, backup, primary.acknowledged.get(backup, store.committed))
+
     def _propose(
         self, store: MetalogStore, primary: Primary, entries: Sequence[MetalogEntry], now_us: int
     ) -> Iterable[Effect]:
@@ -308,7 +340,12 @@ class SequencerCore:
             return self._fetch_views(message.term)
         if self.chain.current.primaries[message.log] != sender:
             return ()
-        puts = store.add("append", message.index, message.entries)
+        entries, sure = message.entries, max(message.committed, message.sure)
+        if not self.behind.is_in_front(store, sender, message, sure):
+            entries = entries[: max(0, sure - message.index)]
+            if not entries:
+                return ()
+        puts = store.add("append", message.index, entries)
         store.committed = max(store.committed, min(message.committed, store.length))
         stored = self._stored(store)
         if not puts and store.durable_until == store.length:
@@ -373,7 +410,9 @@ class SequencerCore:
         if question.purpose is For.BACKUP:
             if not entries or self._stores[term, log].phase is not Phase.OPEN:
                 return ()
-            return (Send(question.sender, AppendEntry(term, log, first, tuple(entries), question.until_index)),)
+            primary = self._primary(term, log)
+            sure = primary.sure_until if primary is not None else 0
+            return (Send(question.sender, AppendEntry(term, log, first, tuple(entries), question.until_index, sure)),)
         ended = self.chain.end_of(term, log) is not None
         return (Send(question.sender, Metalog(term, log, first, tuple(entries), question.until_index, ended)),)
 
@@ -411,6 +450,7 @@ class SequencerCore:
             return ()
         self._primaries.clear()
         self._subscribers.clear()
+        self.behind.begin(self.chain.current.term)
         for store in self._stores.values():
             if store.term < self.chain.current.term - 1:
                 store.forget_recent()
@@ -429,7 +469,7 @@ class SequencerCore:
             return
         for store in self._current_stores():
             if view.primaries[store.log] == self.node and store.may("append"):
-                self._primaries[store.log] = Primary(view.start_time_us)
+                self._primaries[store.log] = Primary(view, partial(self.behind.reach, view.term, store.log))
 
     def _seal(self, sender: NodeId, term: Term) -> Iterable[Effect]:
         if term not in self.chain:
@@ -441,13 +481,16 @@ class SequencerCore:
         for store in stores:
             store.seal()
         last_time_us = max(store.last_time_us for store in stores)
-        sealed = Sealed(term, self.incarnation, tuple(store.length for store in stores), last_time_us)
+        ends = tuple(store.length for store in stores)
+        sealed = Sealed(term, self.incarnation, ends, last_time_us, tuple(store.committed for store in stores))
         return (Store([Put(seal_key(term), b"sealed")], then=(Send(sender, sealed),), is_vote=True),)
 
     def _complete(self, sender: NodeId, message: Complete) -> Iterable[Effect]:
         store = self._store(message.term, message.log)
         if store is None or not store.may("complete"):
             return ()
+        if not self.behind.is_in_front(store, sender, message, message.committed):
+            return self.behind.need(message.term, message.log)
         puts = store.add("complete", message.first_index, message.entries)
         done = Completed(message.term, message.log, self.incarnation, store.length)
         return (Store(puts, then=(Send(sender, done),)),)

@@ -20,6 +20,7 @@ from boki.protocol.messages import (
     InstallView,
     Metalog,
     Ping,
+    RecordsTaken,
     RequestEntry,
     Seal,
     ShardProgress,
@@ -58,6 +59,7 @@ SeldomInput = InstallView | Lead | Seal | FetchSealed | Complete | Metalog | Dro
 """What begins and ends terms, and lets entries go."""
 SequencerInput = (
     ShardProgress
+    | RecordsTaken
     | EntriesStored
     | RequestEntry
     | AppendEntry

@@ -17,7 +17,7 @@ from enum import Enum
 from struct import Struct
 from typing import Final
 
-from boki.log.ids import LogId, Term
+from boki.log.ids import LogId, ShardId, Term
 from boki.log.metalog import Cut, MetalogEntry, decode_entry, encode_entry
 from boki.protocol.effects import Delete, DiskReader, Put
 
@@ -109,6 +109,8 @@ class MetalogStore:
         self.length = self.base if last is None else max(self.base, index_of(last[0]) + 1)
         self.durable_until = self.length
         self._recent: deque[MetalogEntry] = deque(maxlen=_RECENT_ENTRIES)
+        self.ends: dict[ShardId, int] = {}
+        """How far shards are ordered by the entries here, as far back as memory goes."""
         # an ended term is read from the disk; only the one that continues needs its newest entries at hand
         start = max(self.base, self.length - _RECENT_ENTRIES) if keep_recent else self.length
         for _, value in disk.scan(entry_key(term, log, start), entry_key(term, log, self.length)):
@@ -144,6 +146,7 @@ class MetalogStore:
         if until > self.length:
             self.length = until
             self._recent.clear()
+            self.ends.clear()
         return [
             Delete(entry_key(self.term, self.log, 0), entry_key(self.term, self.log, until)),
             Put(base_key(self.term, self.log), _BASE_VALUE.pack(until, self.last_time_us)),
@@ -157,6 +160,7 @@ class MetalogStore:
         self._recent.append(entry)
         if isinstance(entry, Cut):
             self.last_time_us = entry.time_us
+            self.ends.update(entry.until)
 
     def recent(self, first_index: int, until_index: int) -> Sequence[MetalogEntry] | None:
         """Entries from memory; None if the first is older than what memory holds."""

@@ -13,13 +13,14 @@ Rule: what has been asked for is judged when it is appended, because what stands
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from boki.log.ids import MAX_POSITION, NodeId, ShardId, shard_incarnation
 from boki.log.metalog import CloseShard, Cut, MetalogEntry, OpenShard, Trim
 from boki.log.quorum import quorum_reached
+from boki.log.view import View
 
 _REMEMBERED_TRIMS: Final = 10_000
 _MAX_REQUESTED: Final = 1_000
@@ -33,15 +34,21 @@ class _Shard:
 
     engine: NodeId
     replicas: tuple[NodeId, ...]
+    runs_ahead: bool
     stored: dict[NodeId, tuple[int, int]] = field(default_factory=dict)
     """Per replica, (incarnation, stored until)."""
     cut_until: int = 0
 
 
 class Primary:
-    """One log that this node leads. It is made when the term begins here and dies with the process."""
+    """One log that this node leads. It is made when the term begins here and dies with the process.
 
-    def __init__(self, start_time_us: int) -> None:
+    `reach(shard, local id)`: the end of what the storage node beside has of it from there on.
+    """
+
+    def __init__(self, view: View, reach: Callable[[ShardId, int], int]) -> None:
+        self._view = view
+        self._reach = reach
         self.ordered_count = 0
         """Records of this log and term."""
         self.moved = False
@@ -49,6 +56,10 @@ class Primary:
         self.acknowledged: dict[NodeId, int] = {}
         """Per sequencer, how many entries it holds durably."""
         self.proposed_at = 0
+        self.sure_until = 0
+        """Records of cuts below this entry are known to be on a write quorum, though they ran ahead."""
+        self._ahead: Cut | None = None
+        """A cut in flight that has run ahead, as far as is known."""
         self.told_storage_until = 0
         """How many entries storage nodes have been told of,"""
         self.told_storage_at = 0
@@ -60,7 +71,7 @@ class Primary:
         self._trims: dict[tuple[NodeId, int], None] = {}
         self._forgotten_trims: dict[NodeId, int] = {}
         """Per engine, the highest number of a trim that is remembered no longer: only what is above it is new."""
-        self._last_time_us = start_time_us
+        self._last_time_us = view.start_time_us
 
     @property
     def has_news(self) -> bool:
@@ -85,6 +96,17 @@ class Primary:
         shard.stored[storage] = (incarnation, max(stored, stored_until))
         self.moved = True
 
+    def becomes_sure(self, until_index: int) -> bool:
+        """Whether the cut in flight, which ran ahead, does so no more: reports have come. Once for each."""
+        if self._ahead is None or not all(self._reported(shard) >= until for shard, until in self._ahead.until):
+            return False
+        self._ahead, self.sure_until = None, until_index
+        return True
+
+    def _reported(self, number: ShardId) -> int:
+        shard = self._shards.get(number)
+        return quorum_reached((stored for _, stored in shard.stored.values()), self._view.write_quorum) if shard else 0
+
     def request(self, entry: MetalogEntry) -> None:
         """Somebody asks for an entry. What is no news is dropped; what is too much is asked for again."""
         if len(self._requested) < _MAX_REQUESTED and self._is_news(entry):
@@ -95,17 +117,15 @@ class Primary:
         numbers = [number for entry in entries if isinstance(entry, Cut) for number, _ in entry.until]
         return sorted({self._shards[number].engine for number in numbers if number in self._shards})
 
-    def take_proposal(self, quorum: int, now_us: int) -> Sequence[MetalogEntry]:
-        """What to append now: what was asked for, then a cut if any shard has moved. Empty if there is nothing."""
+    def take_proposal(self, now_us: int) -> Sequence[MetalogEntry]:
+        """What to append now: what was asked for, then cuts if any shard has moved. Empty if there is nothing."""
         entries: list[MetalogEntry] = []
         for entry in self._requested:
             if self._is_news(entry):
                 self._take(entry)
                 entries.append(entry)
         self._requested = {}
-        cut = self._cut(quorum, now_us)
-        if cut is not None:
-            entries.append(cut)
+        entries += self._cuts(now_us)
         return entries
 
     def _is_news(self, entry: MetalogEntry) -> bool:
@@ -125,7 +145,7 @@ class Primary:
     def _take(self, entry: MetalogEntry) -> None:
         match entry:
             case OpenShard(shard, engine, replicas):
-                self._shards[shard] = _Shard(engine, replicas)
+                self._shards[shard] = _Shard(engine, replicas, bool(self._view.beside) and self._view.runs_ahead(replicas))
             case CloseShard(shard, is_lost):
                 incarnation = shard_incarnation(shard)
                 if is_lost:
@@ -142,18 +162,28 @@ class Primary:
                     del self._trims[engine, number]
                     self._forgotten_trims[engine] = max(self._forgotten_trims.get(engine, -1), number)
 
-    def _cut(self, quorum: int, now_us: int) -> Cut | None:
+    def _cuts(self, now_us: int) -> list[MetalogEntry]:
+        """One cut for what a write quorum has reported, and one that runs ahead."""
         self.moved = False
-        until: list[tuple[ShardId, int]] = []
+        self._ahead = None
+        reported: list[tuple[ShardId, int]] = []
+        ahead: list[tuple[ShardId, int]] = []
         for number, shard in sorted(self._shards.items()):
-            reached = quorum_reached((stored for _, stored in shard.stored.values()), quorum)
+            reached = self._reported(number)
+            moves = reported
+            if shard.runs_ahead and (taken := self._reach(number, shard.cut_until)) > reached:
+                reached, moves = taken, ahead
             # a position that does not fit would be one of another log: the next term takes these records
             reached = min(reached, shard.cut_until + MAX_POSITION - self.ordered_count)
             if reached > shard.cut_until:
                 self.ordered_count += reached - shard.cut_until
                 shard.cut_until = reached
-                until.append((number, reached))
-        if not until:
-            return None
+                moves.append((number, reached))
+        if not (reported or ahead):
+            return []
         self._last_time_us = max(self._last_time_us, now_us)
-        return Cut(self._last_time_us, tuple(until))
+        cuts: list[MetalogEntry] = [Cut(self._last_time_us, tuple(reported))] if reported else []
+        if ahead:
+            self._ahead = Cut(self._last_time_us, tuple(ahead), is_ahead=True)
+            cuts.append(self._ahead)
+        return cuts

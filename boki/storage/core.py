@@ -48,6 +48,7 @@ from boki.protocol.messages import (
     InstallPlacement,
     InstallView,
     Metalog,
+    NeedRecords,
     Ping,
     Pong,
     ShardsFetched,
@@ -59,6 +60,7 @@ from boki.storage.answers import Answers, Question
 from boki.storage.checkpoints import IndexCheckpoints, Kept, RowsAsked, Staged
 from boki.storage.holdings import Holdings, Written
 from boki.storage.inputs import LoadedInput, SeldomInput, StorageInput
+from boki.storage.needed import Needed
 from boki.storage.repair import Repair
 from boki.storage.reports import Reports
 from boki.storage.saved import SavedIndexes
@@ -78,13 +80,19 @@ _ROWS_PER_PAGE: Final = 1000
 class StorageCore:
     """One storage node. `disk` is what is on its disk at the start; `incarnation` names the run of that disk.
 
-    `repair_bytes_per_s` is the most that repair of closed shards may take.
+    `repair_bytes_per_s` is the most that repair of closed shards may take. `mate`: the sequencer of its process.
     """
 
     HEARS: ClassVar[frozenset[type]] = kinds(StorageInput)
 
     def __init__(
-        self, node: NodeId, incarnation: int, disk: DiskReader, *, repair_bytes_per_s: int = REPAIR_BYTES_PER_S
+        self,
+        node: NodeId,
+        incarnation: int,
+        disk: DiskReader,
+        *,
+        repair_bytes_per_s: int = REPAIR_BYTES_PER_S,
+        mate: NodeId | None = None,
     ) -> None:
         self.node = node
         self.incarnation = incarnation
@@ -92,7 +100,8 @@ class StorageCore:
         state, shards = load_state(disk)
         self.follower = MetalogFollower(state.applied)
         self.holdings = Holdings(node, shards)
-        self.reports = Reports(self.holdings, incarnation)
+        self.reports = Reports(self.holdings, incarnation, mate)
+        self.needed = Needed(self.holdings, self.reports)
         self.repair = Repair(self.holdings, repair_bytes_per_s)
         self.answers = Answers(self.holdings, self._on_damage)
         self.saved = SavedIndexes()
@@ -149,7 +158,10 @@ class StorageCore:
                 self.holdings.written(message)
                 self.repair.note_written(message.fetched_bytes)
             case BatchesFetched():
-                self.repair.take(sender, message)
+                if not self.needed.take(message):
+                    self.repair.take(sender, message)
+            case NeedRecords():
+                self._open |= self.needed.hear(message, self.follower, now_us)
             case IndexSaved():
                 self.saved.note(sender, message, now_us)
                 self.sweep.look_again()
@@ -209,6 +221,7 @@ class StorageCore:
         effects = self._flush()
         effects += self.repair.ask(now_us, may_store=self._may_store)
         effects += [Send(to, fetch) for to, fetch in self.follower.fetches(now_us)]
+        effects += self.needed.ask(self.follower.chain, now_us)
         return effects
 
     def tick(self, now_us: int) -> Iterable[Effect]:
@@ -220,6 +233,8 @@ class StorageCore:
             self.reports.widen(key for key in self._open if self._is_uncovered(key))
             self.saved.forget(now_us)
             self._snapshots.forget(now_us)
+        if self.follower.chain.current.beside:
+            self.reports.remind(key for key in self._open if self._is_uncovered(key))
         self._remove_some()
         self.repair.measure(now_us)
         effects = list(self.settle(now_us))

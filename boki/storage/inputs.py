@@ -15,6 +15,7 @@ from boki.protocol.messages import (
     InstallPlacement,
     InstallView,
     Metalog,
+    NeedRecords,
     Ping,
     StateFetched,
     StoreBatch,
@@ -35,6 +36,7 @@ StorageInput = (
     | LoadedInput
     | Written
     | BatchesFetched
+    | NeedRecords
     | IndexSaved
     | Ping
     | InstallView

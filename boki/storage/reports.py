@@ -2,49 +2,88 @@
 
 A report rides on a write. It goes to the primary; the shard's engine hears of it when it is *wide*: repeated because no
 cut has covered it, of a disk that is full, or of a new one.
+
+**Where cuts run ahead** (`boki.log.view.View.runs_ahead`) the sequencer of this process is told at once, before the
+sync if both share a log, and the primary hears only what has not been covered by a cut for a while: it then goes by
+reports, as everywhere else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from enum import IntEnum
+from typing import Final
 
+from boki.log.ids import NodeId
 from boki.log.view import ViewChain
 from boki.protocol.effects import Send
-from boki.protocol.messages import ShardProgress
+from boki.protocol.messages import RecordsTaken, ShardProgress
 from boki.storage.holdings import Holdings
 from boki.storage.shards import ShardKey
 
 
-class Reports:
-    """Of one storage node. `incarnation` names the run of its disk."""
+class _To(IntEnum):
+    """Who is to hear of a shard. Each also tells those before."""
 
-    def __init__(self, holdings: Holdings, incarnation: int) -> None:
+    NEAREST = 0
+    """The sequencer of this process, where cuts run ahead, else the primary."""
+    PRIMARY = 1
+    ENGINE = 2
+
+
+_NEAREST: Final = _To.NEAREST
+
+
+class Reports:
+    """Of one storage node. `incarnation` names the run of its disk; `mate` is the sequencer of its process, if any."""
+
+    def __init__(self, holdings: Holdings, incarnation: int, mate: NodeId | None) -> None:
         self.has_room = True
         """What reports say of the disk. Without room all are wide."""
         self._holdings = holdings
         self._incarnation = incarnation
-        self._due: dict[ShardKey, bool] = {}
-        """Whether the shard's engine is told, too."""
+        self._mate = mate
+        self._due: dict[ShardKey, _To] = {}
+        self._taken: list[RecordsTaken] = []
 
     def note(self, key: ShardKey) -> None:
         """Something of the shard is written next."""
-        self._due.setdefault(key, not self.has_room)
+        self._due.setdefault(key, _NEAREST if self.has_room else _To.ENGINE)
+
+    def remind(self, keys: Iterable[ShardKey]) -> None:
+        """No cut has covered these for a moment: the primary is to hear of them."""
+        for key in keys:
+            self._due[key] = max(self._due.get(key, _NEAREST), _To.PRIMARY)
 
     def widen(self, keys: Iterable[ShardKey]) -> None:
         """The engines of these shards are to hear of it, too."""
-        self._due |= dict.fromkeys(keys, True)
+        self._due |= dict.fromkeys(keys, _To.ENGINE)
+
+    def answer(self, key: ShardKey, first_lid: int, until_lid: int) -> None:
+        """The sequencer of this process waits for these records, and they are here, or are written next."""
+        self._taken.append(RecordsTaken(*key, first_lid, until_lid))
 
     def take(self, chain: ViewChain) -> list[Send]:
         """The reports that are due, as they stand now."""
         due, self._due = self._due, {}
-        return [send for key, is_wide in sorted(due.items()) for send in self._report(key, chain, is_wide=is_wide)]
+        sends = [send for key, to in sorted(due.items()) for send in self._report(key, chain, to)]
+        if self._taken:
+            assert self._mate is not None, "nobody else asks for that"
+            sends += [Send(self._mate, taken) for taken in self._taken]
+            self._taken = []
+        return sends
 
-    def _report(self, key: ShardKey, chain: ViewChain, *, is_wide: bool) -> Iterable[Send]:
+    def _report(self, key: ShardKey, chain: ViewChain, to: _To) -> Iterable[Send]:
         term, log, number = key
         shard = self._holdings.shards[key]
         if shard.is_closed or term not in chain:
             return
+        view = chain[term]
+        if view.beside and self._mate is not None and view.is_beside(self._mate, self._holdings.node):
+            yield Send(self._mate, RecordsTaken(term, log, number, *shard.spans.last))
+            if to is _NEAREST and view.runs_ahead(shard.replicas):
+                return
         progress = ShardProgress(term, log, number, self._incarnation, shard.stored_until, self.has_room)
-        yield Send(chain[term].primaries[log], progress)
-        if shard.engine is not None and is_wide:
+        yield Send(view.primaries[log], progress)
+        if shard.engine is not None and to is _To.ENGINE:
             yield Send(shard.engine, progress)

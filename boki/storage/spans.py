@@ -20,6 +20,11 @@ class Spans:
         return self._untils[0] if self._starts and self._starts[0] == 0 else 0
 
     @property
+    def last(self) -> tuple[int, int]:
+        """The range that ends at `highest`."""
+        return (self._starts[-1], self._untils[-1]) if self._starts else (0, 0)
+
+    @property
     def count(self) -> int:
         """How many numbers are here."""
         return sum(self._untils) - sum(self._starts)

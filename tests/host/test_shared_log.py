@@ -87,7 +87,7 @@ class Pair:
             SEQUENCER: Host(SEQUENCER, Sequencer(), links, loop, disk=self.sequencer),
         }
         for host in self.hosts.values():
-            host.share_log(self.hosts)
+            host.share_log(self.hosts, runs_ahead=True)
 
     async def append(self, count: int = 1) -> None:
         """One after the other, until the engine is told of each."""

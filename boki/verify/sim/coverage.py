@@ -12,7 +12,7 @@ from typing import Any, Final
 from boki.controller.core import ControllerCore
 from boki.controller.term_change import Step
 from boki.log.ids import NodeId, Term, shard_incarnation, split_seqnum
-from boki.log.metalog import CloseShard, Positions
+from boki.log.metalog import CloseShard, Cut, Positions
 from boki.log.operations import Append, Appended, Found, Operation, Read
 from boki.log.view import View
 from boki.protocol.messages import (
@@ -54,6 +54,11 @@ SITUATIONS: Final = (
     "two roles shared a sync",
     "a storage node handed a batch to the engine beside it",
     "a message waited for the sync that it ran ahead of",
+    "a cut ran ahead of reports",
+    "a cut waited for its records",
+    "a completion waited for records",
+    "records that no cut was committed for were fetched",
+    "a cut that ran ahead was overtaken by reports",
     "a write found no space",
     "a disk that could not be read was replaced",
     "a term changed",
@@ -156,9 +161,20 @@ class Coverage:
             for hear in self.on_seal:
                 hear(node, sender)
 
-    def _on_complete(self, node: Node, _sender: NodeId, message: Complete) -> None:
+    def _on_complete(self, node: Node, _sender: NodeId, message: Complete) -> Callable[[], None]:
         for hear in self.on_completion if message.entries else ():
             hear(node)
+        return self._judge_waiting(node, message, "a completion waited for records")
+
+    def _judge_waiting(self, node: Node, message: AppendEntry | Complete, what: str) -> Callable[[], None]:
+        core = node.core
+
+        def judge() -> None:
+            if isinstance(core, SequencerCore) and node.core is core and core.behind.waits(message):
+                self._clock.sometimes(what)
+
+        return judge
+
 
     def _on_append_entry(self, node: Node, _sender: NodeId, message: AppendEntry) -> Callable[[], None] | None:
         core = node.core
@@ -174,7 +190,12 @@ class Coverage:
             return judge
         if node.disk.has(seal_key(message.term)):
             self._clock.sometimes("a seal raced with an append")
-        return None
+        if not (message.entries and isinstance(message.entries[-1], Cut) and message.entries[-1].is_ahead):
+            return None
+        if message.sure > message.index:
+            self._clock.sometimes("a cut that ran ahead was overtaken by reports")
+        self._clock.sometimes("a cut ran ahead of reports")
+        return self._judge_waiting(node, message, "a cut waited for its records")
 
     def _on_store(self, node: Node, _sender: NodeId, message: StoreBatch) -> None:
         follower = node.core.follower if isinstance(node.core, StorageCore) else None
@@ -195,6 +216,8 @@ class Coverage:
         return judge
 
     def _on_fetched(self, node: Node, sender: NodeId, message: BatchesFetched) -> None:
+        if isinstance(node.core, StorageCore) and node.core.needed.has_asked(message) and message.batches:
+            self._clock.sometimes("records that no cut was committed for were fetched")
         if node.role.value == "storage" and sender != node.name and message.batches:
             self._clock.sometimes("a storage node was repaired from a peer")
         if message.holding is Holding.FREED:

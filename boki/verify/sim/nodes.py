@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Final, Protocol
 
+import msgspec
+
 from boki.log.ids import NodeId, Term
 from boki.log.membership import Member, Role
 from boki.log.metalog import Positions
@@ -29,7 +31,7 @@ from boki.protocol.effects import (
 )
 from boki.protocol.follower import COORDINATOR
 from boki.protocol.messages import FetchView, Ping, Pong
-from boki.protocol.output_commit import holds, split_early
+from boki.protocol.output_commit import IN_LOG, holds, split_early
 from boki.sequencer.core import SequencerCore
 from boki.storage.core import StorageCore
 from boki.verify.histories.history import History
@@ -195,6 +197,10 @@ class Node:
         """As whom others see this node."""
         host = NodeId(f"node-{self.name.rpartition('-')[2]}" if self.world.options.is_hosted else "")
         return Member(node=self.name, role=self.role, incarnation=self.incarnation, host=host)
+
+    def mate(self, role: Role) -> NodeId | None:
+        """The node of that role that shares its log."""
+        return next((mate.name for mate in self.mates.values() if mate.role is role), None)
 
     def share_log(self, guest: Node) -> None:
         """Let the other one's stores stand in this one's log, as in production where they are one process."""
@@ -383,8 +389,8 @@ class Node:
         if isinstance(effect, Send):
             self.send(effect.to, effect.message)
         elif isinstance(effect, Store):
-            runs_ahead = self.mates and self.world.options.runs_ahead
-            early, rest = split_early(effect, self.mates) if runs_ahead else ((), effect)
+            runs_ahead = self.world.options.runs_ahead
+            early, rest = split_early(effect, self.mates, runs_ahead=runs_ahead) if self.mates else ((), effect)
             self.disk.store(rest, self._stored)
             for send in early:
                 self.mates[send.to].hear_early(self.name, send.message)
@@ -397,7 +403,8 @@ class Node:
 
     def hear_early(self, sender: NodeId, message: Any) -> None:
         """See `boki.host.host.Host`."""
-        self._ahead_until = self.disk.log.queued
+        if not isinstance(message, IN_LOG):
+            self._ahead_until = self.disk.log.queued
         self.deliver(sender, message)
 
     def is_ahead(self) -> bool:
@@ -469,7 +476,7 @@ class StorageNode(Node):
 
     def make_core(self) -> Core[Any]:
         """See `Node`."""
-        self.storage = StorageCore(self.name, self.incarnation, self.disk)
+        self.storage = StorageCore(self.name, self.incarnation, self.disk, mate=self.mate(Role.SEQUENCER))
         return self.storage
 
     def save(self) -> None:
@@ -490,4 +497,8 @@ class SequencerNode(Node):
 
     def make_core(self) -> Core[Any]:
         """See `Node`."""
-        return SequencerCore(self.name, self.incarnation, self.disk)
+        return SequencerCore(self.name, self.incarnation, self.disk, self.mate(Role.STORAGE))
+
+    def member(self) -> Member:
+        """See `Node`."""
+        return msgspec.structs.replace(super().member(), runs_ahead=bool(self.mates))

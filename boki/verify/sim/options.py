@@ -135,6 +135,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     runs_ahead: bool = True
     """Whether these run ahead of its syncs. In production they do so only where one replica and one sequencer are all;
     of the seeds with more, half do."""
+    speculates: bool = False
+    """Whether cuts run ahead of reports where the layout allows it: for those that share a log."""
 
     @property
     def logs_calls(self) -> bool:
@@ -238,9 +240,29 @@ def _draw_shared_log(options: Options, rng: Random) -> Options:
     options = msgspec.structs.replace(options, shares_log=True, has_decommission=False)
     if rng.random() < 0.5:
         runs_ahead = Random(f"{options.seed}:options:ahead").random() < 0.5
-        return msgspec.structs.replace(options, runs_ahead=runs_ahead)
+        options = msgspec.structs.replace(options, runs_ahead=runs_ahead)
+        speculates = Random(f"{options.seed}:options:speculates")
+        return draw_speculation(options, speculates) if speculates.random() < 0.5 else options
     return msgspec.structs.replace(
         options, storage=1, replicas=1, write_quorum=1, sequencers=1, spare_sequencers=0, logs=rng.choice((1, 2))
+    )
+
+
+def draw_speculation(options: Options, rng: Random) -> Options:
+    """Cuts run ahead. Mostly every node has both roles; sometimes one of the shards' replicas has none, or changes."""
+    count = rng.choice((3, 3, 3, 5))
+    return msgspec.structs.replace(
+        options,
+        speculates=True,
+        runs_ahead=False,
+        shares_log=True,
+        is_hosted=True,
+        has_farewell=False,
+        replicas=count,
+        write_quorum=rng.randint(2, count // 2 + 1),
+        sequencers=count,
+        storage=count + rng.choice((0, 0, 0, 1)),
+        spare_sequencers=rng.choice((0, 0, 0, 1)),
     )
 
 

@@ -104,6 +104,7 @@ class Simulation:
                 sequencers=options.sequencers,
                 replicas=options.replicas,
                 write_quorum=options.write_quorum,
+                speculative_cuts=options.speculates,
             ),
             lambda node: self.network.is_cut(node, ZOOKEEPER) or self.network.is_cut(ZOOKEEPER, node),
             options.session_us,
