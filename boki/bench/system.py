@@ -48,6 +48,8 @@ class Options:
     """Workflows that fall asleep; 0: a tenth of `record_count`."""
     with_peers: bool = False
     """Measure other systems in the same run, in turns."""
+    speculates: bool = False
+    """Whether cuts run ahead of reports."""
     is_traced: bool = False
     """Of append: where the time of one append goes."""
     with_apps: bool = False
@@ -63,6 +65,8 @@ class Options:
             raise ConfigError("--trace shows where the time of append goes in a system of its own: name append alone")
         if self.is_separate and not self.is_cluster:
             raise ConfigError("--separate is a layout of clusters: say --cluster")
+        if self.speculates and not self.is_cluster:
+            raise ConfigError("--speculative-cuts is for a cluster: say --cluster")
         if self.is_cluster and self.url:
             raise ConfigError("--cluster starts a cluster of its own: leave --url out")
         if not self.url:
@@ -83,6 +87,7 @@ class Options:
                 storage=max(3, self.replicas),
                 logs=self.logs,
                 durability=self.durability,
+                speculative_cuts=self.speculates,
             )
         return DevConfig(
             data=data,

@@ -76,6 +76,9 @@ def command(
     durability: Annotated[str, typer.Option(metavar="fsync|memory", help="Its durability.")] = "fsync",
     scratch: Annotated[Path | None, typer.Option(help="Folder on the disk to measure; else a temporary one.")] = None,
     peers: Annotated[bool, typer.Option("--peers", help="For flow and store: other systems in turns.")] = False,
+    speculative_cuts: Annotated[
+        bool, typer.Option("--speculative-cuts", help="With --cluster: cuts run ahead of reports.")
+    ] = False,
     trace: Trace = False,
     apps: Apps = False,
     plot: Plot = None,
@@ -106,6 +109,7 @@ def command(
         record_count=records,
         sleepers=sleepers or 0,
         with_peers=peers,
+        speculates=speculative_cuts,
         is_traced=trace,
         with_apps=apps,
     )

@@ -36,23 +36,34 @@ def command(
     sequencers: Annotated[
         str, typer.Option(metavar="N|NAMES", help="How many sequencers, an odd number; or which: a,b,c.")
     ] = "",
+    speculative_cuts: Annotated[
+        bool | None,
+        typer.Option(
+            "--speculative-cuts/--no-speculative-cuts",
+            help="Whether cuts run ahead of reports, where all nodes play both roles of the log.",
+        ),
+    ] = None,
     wait: Wait = False,
     timeout_s: Timeout = 60.0,
     zookeeper: ZooKeeper = "",
     chroot: Chroot = "",
     data: Data = None,
 ) -> None:
-    """Change the number of logs, or the sequencers.
+    """Change the number of logs, the sequencers, or whether cuts run ahead.
 
     A controller ends the term and begins one with them.
     Appends in flight are ordered, or appended again in the next term. Records stay where they are.
     """
-    if logs is None and not sequencers:
-        raise InvalidArgument("nothing to change: say --logs N, --sequencers N, or --sequencers NAME,NAME,NAME")
+    if logs is None and not sequencers and speculative_cuts is None:
+        raise InvalidArgument(
+            "nothing to change: say --logs N, --sequencers N or NAME,NAME,NAME, or --speculative-cuts"
+        )
 
     async def act(coordinator: ZooKeeperCoordinator) -> None:
         membership = await members(coordinator)
-        wanted, is_new = await change_plan(coordinator, lambda plan: _changed(plan, logs, sequencers, membership))
+        wanted, is_new = await change_plan(
+            coordinator, lambda plan: _changed(plan, logs, sequencers, speculative_cuts, membership)
+        )
         if not is_new:
             results().print(f"The cluster is to have {_text(wanted)} already.")
         if wait:
@@ -64,8 +75,12 @@ def command(
     with_coordinator(place_of(zookeeper, chroot, data), act)
 
 
-def _changed(plan: ClusterPlan, logs: int | None, sequencers: str, membership: Membership) -> ClusterPlan:
+def _changed(
+    plan: ClusterPlan, logs: int | None, sequencers: str, runs_ahead: bool | None, membership: Membership
+) -> ClusterPlan:
     changes: dict[str, Any] = {} if logs is None else {"logs": logs}
+    if runs_ahead is not None:
+        changes["speculative_cuts"] = runs_ahead
     if sequencers:
         changes |= _chosen(sequencers, [member.node for member in membership.of(Role.SEQUENCER)])
     return msgspec.structs.replace(plan, **changes)
@@ -113,7 +128,8 @@ async def _until_installed(coordinator: ZooKeeperCoordinator, plan: ClusterPlan,
 def is_so(view: View, plan: ClusterPlan) -> bool:
     """Whether that term is what the plan wants."""
     has_named = not plan.sequencer_names or set(view.sequencers) == set(plan.sequencer_names)
-    return view.log_count == plan.logs and len(view.sequencers) == plan.sequencers and has_named
+    is_ahead = bool(view.beside) == plan.speculative_cuts
+    return view.log_count == plan.logs and len(view.sequencers) == plan.sequencers and has_named and is_ahead
 
 
 @examples("boki drain storage-1", "boki drain storage-1 --wait --timeout-s 600")
@@ -208,4 +224,5 @@ async def members(coordinator: ZooKeeperCoordinator) -> Membership:
 
 
 def _text(plan: ClusterPlan) -> str:
-    return f"{count_text(plan.logs, 'log')} and {count_text(plan.sequencers, 'sequencer')}"
+    ahead = ", and cuts that run ahead" if plan.speculative_cuts else ""
+    return f"{count_text(plan.logs, 'log')} and {count_text(plan.sequencers, 'sequencer')}{ahead}"

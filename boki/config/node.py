@@ -190,6 +190,9 @@ class ControllerNodeConfig(NodeConfig, frozen=True, kw_only=True):
         int, Meta(ge=1, le=15, description="Storage nodes that hold a record before it counts.")
     ] = 2
     index_replicas: Annotated[int, Meta(ge=0, le=64, description="Engines that hold the index; 0: all.")] = 0
+    speculative_cuts: Annotated[
+        bool, Meta(description="Let cuts run ahead of reports: one sync for an append on three nodes with all roles.")
+    ] = False
     failure_timeout_s: Annotated[
         float, Meta(ge=0.1, description="A node that answers no heartbeat for this long is taken for dead.")
     ] = 0.5
@@ -210,6 +213,7 @@ class ControllerNodeConfig(NodeConfig, frozen=True, kw_only=True):
             replicas=self.replicas,
             write_quorum=self.write_quorum,
             index_replicas=self.index_replicas,
+            speculative_cuts=self.speculative_cuts,
         )
 
 

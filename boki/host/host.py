@@ -123,7 +123,9 @@ class Host:
                 self._links.send(self.node, to, message)
             case Store():
                 assert self.disk is not None, f"{self.node} has no disk to store on"
-                early, rest = split_early(effect, self._mates, runs_ahead=self._runs_ahead) if self._mates else ((), effect)
+                early, rest = (
+                    split_early(effect, self._mates, runs_ahead=self._runs_ahead) if self._mates else ((), effect)
+                )
                 self.disk.store(rest, self._release)
                 for send in early:
                     self._mates[send.to].hear_early(self.node, send.message)
@@ -143,7 +145,7 @@ class Host:
         assert self.disk is not None
         if not isinstance(message, IN_LOG):
             self._ahead_until = self.disk.log.queued
-        self.disk.log.settle_before(self)
+            self.disk.log.settle_before(self)
         self.deliver(sender, message)
 
     @property

@@ -66,9 +66,9 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         """How many sequencers must hold an entry before it counts."""
         return majority(len(self.sequencers))
 
-    def is_beside(self, sequencer: NodeId | None, storage: NodeId | None) -> bool:
+    def is_beside(self, sequencer: NodeId, storage: NodeId) -> bool:
         """Whether these two are one process, by this view, and cuts may run ahead."""
-        return bool(self.beside) and (sequencer, storage) in zip(self.sequencers, self.beside, strict=True)
+        return storage in self.beside and self.sequencers[self.beside.index(storage)] == sequencer
 
     def runs_ahead(self, replicas: tuple[NodeId, ...]) -> bool:
         """Whether cuts may name records of a shard on these replicas that no write quorum has reported.

@@ -1,13 +1,14 @@
 """The write-ahead log that the storage node and the sequencer of one process share, under one session.
 
 The storage node opens it (`boki.host.disk`), and the sequencer waits for that. What both have ready shares a sync. They
-run ahead of syncs (`boki.protocol.output_commit`) only in terms where that gains something.
+run ahead of syncs (`boki.protocol.output_commit`) only in terms where that gains something. Which records stand in the
+log the sequencer is told before the sync in all terms.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Mapping
 
 from boki.host.disk import Disk
 from boki.host.host import Host
@@ -20,9 +21,12 @@ _ROLES = frozenset({Role.STORAGE, Role.SEQUENCER})
 
 
 class CommonLog:
-    """`is_synced`: with `durability = "memory"` there is no sync to share, and each role keeps its own log."""
+    """`names`: of the two roles. `is_synced`: with `durability = "memory"` there is no sync to share, and each role
+    keeps its own log.
+    """
 
-    def __init__(self, *, is_synced: bool) -> None:
+    def __init__(self, names: Mapping[Role, NodeId], *, is_synced: bool) -> None:
+        self.names = names
         self.is_synced = is_synced
         self._opened: asyncio.Future[Disk] = asyncio.get_running_loop().create_future()
         self._hosts: dict[NodeId, Host] = {}
@@ -52,6 +56,6 @@ class CommonLog:
             host.share_log(mates, runs_ahead=self._runs_ahead)
 
 
-def common_log(roles: Collection[Role], *, is_synced: bool) -> CommonLog | None:
-    """The log of a node that plays these roles; None if it does not play both."""
-    return CommonLog(is_synced=is_synced) if _ROLES.issubset(roles) else None
+def common_log(names: Mapping[Role, NodeId], *, is_synced: bool) -> CommonLog | None:
+    """The log of a node that plays these roles under these names; None if it does not play both."""
+    return CommonLog(names, is_synced=is_synced) if _ROLES.issubset(names) else None

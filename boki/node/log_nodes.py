@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+import msgspec
+
 from boki.config.node import NodeConfig, SequencerNodeConfig, StorageNodeConfig
 from boki.coordination.zookeeper import News
 from boki.host.disk import Disk
-from boki.log.membership import Role
-from boki.node.incarnation import RoleIncarnation
+from boki.log.ids import NodeId
+from boki.log.membership import Member, Role
+from boki.node.life import NodeLife
 from boki.protocol.effects import Core
 from boki.protocol.messages import InstallView
 from boki.sequencer.core import SequencerCore
@@ -30,6 +33,10 @@ class _LogIncarnation(RoleIncarnation[_ConfigType]):
         if self.common_log is not None and self.host is not None:
             self.common_log.join(self.node, self.host)
         await super().prepare()
+
+    def mate(self, role: Role) -> NodeId | None:
+        """The name under which its process plays the other role; None if it does not."""
+        return self.common_log.names[role] if self.common_log is not None else None
 
     def on_news(self, news: News) -> None:
         """See `RoleIncarnation`."""
@@ -59,7 +66,11 @@ class StorageIncarnation(_LogIncarnation[StorageNodeConfig]):
         """See `RoleIncarnation`."""
         assert self.disk is not None
         self.core = StorageCore(
-            self.node, self.incarnation, self.disk, repair_bytes_per_s=self.config.repair_bytes_per_s
+            self.node,
+            self.incarnation,
+            self.disk,
+            repair_bytes_per_s=self.config.repair_bytes_per_s,
+            mate=self.mate(Role.SEQUENCER),
         )
         return self.core
 
@@ -92,8 +103,12 @@ class SequencerIncarnation(_LogIncarnation[SequencerNodeConfig]):
     def make_core(self) -> Core[Any]:
         """See `RoleIncarnation`."""
         assert self.disk is not None
-        self.core = SequencerCore(self.node, self.incarnation, self.disk)
+        self.core = SequencerCore(self.node, self.incarnation, self.disk, self.mate(Role.STORAGE))
         return self.core
+
+    def member(self) -> Member:
+        """See `NodeLife`."""
+        return msgspec.structs.replace(super().member(), runs_ahead=self.common_log is not None)
 
     def role_status(self) -> dict[str, Any]:
         """See `RoleIncarnation`."""

@@ -103,7 +103,9 @@ class _Node:
         self._homes = homes
         self._on_incarnation = on_incarnation
         self._names = {own.node: role for role, own in roles.items()}
-        self._common_log = common_log(roles, is_synced=config.durability == "fsync")
+        self._common_log = common_log(
+            {role: own.node for role, own in roles.items()}, is_synced=config.durability == "fsync"
+        )
         self._shared = SharedCoordinator(coordinator, election=Role.CONTROLLER in roles, on_news=self._on_news)
         self._links: ZmqLinks | None = None
         self._stops = {role: asyncio.Event() for role in roles}

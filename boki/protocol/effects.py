@@ -71,11 +71,14 @@ class Store:
 
     `is_vote`: what it holds must outlive a power cut even where `durability = "memory"` gives records up: seals, and
     who has led a term. Without them two histories could be told.
+
+    `can_wait`: nobody waits for it, so a log that is shared is written and synced with the next store that cannot.
     """
 
     writes: Sequence[Put | Delete]
     then: Sequence[Effect] = ()
     is_vote: bool = False
+    can_wait: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,7 +145,9 @@ class Primary:
     def _take(self, entry: MetalogEntry) -> None:
         match entry:
             case OpenShard(shard, engine, replicas):
-                self._shards[shard] = _Shard(engine, replicas, bool(self._view.beside) and self._view.runs_ahead(replicas))
+                self._shards[shard] = _Shard(
+                    engine, replicas, bool(self._view.beside) and self._view.runs_ahead(replicas)
+                )
             case CloseShard(shard, is_lost):
                 incarnation = shard_incarnation(shard)
                 if is_lost:

@@ -234,7 +234,7 @@ class StorageCore:
             self.saved.forget(now_us)
             self._snapshots.forget(now_us)
         if self.follower.chain.current.beside:
-            self.reports.remind(key for key in self._open if self._is_uncovered(key))
+            self.reports.remind(self._open)
         self._remove_some()
         self.repair.measure(now_us)
         effects = list(self.settle(now_us))
@@ -302,7 +302,9 @@ class StorageCore:
         if flushed is None:
             return [Store((), then=told)] if told else []
         writes, written = flushed
-        return [Store([*writes, self._witness.write(self.applied)], then=(*told, Send(self.node, written)))]
+        can_wait = bool(told) and not also and Reports.are_near(told)
+        done = (*told, Send(self.node, written))
+        return [Store([*writes, self._witness.write(self.applied)], then=done, can_wait=can_wait)]
 
     def _free(self, effects: list[Effect], has_deleted: bool, *, is_busy: bool) -> Iterable[Effect]:
         """Carry out a step of the sweep. Where it deletes, a restart must not take that for gaps: it is noted."""

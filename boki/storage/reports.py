@@ -16,7 +16,7 @@ from typing import Final
 
 from boki.log.ids import NodeId
 from boki.log.view import ViewChain
-from boki.protocol.effects import Send
+from boki.protocol.effects import Effect, Send
 from boki.protocol.messages import RecordsTaken, ShardProgress
 from boki.storage.holdings import Holdings
 from boki.storage.shards import ShardKey
@@ -45,15 +45,27 @@ class Reports:
         self._mate = mate
         self._due: dict[ShardKey, _To] = {}
         self._taken: list[RecordsTaken] = []
+        self._seen: dict[ShardKey, int] = {}
+        """How far shards were stored at the last tick, where no cut had come so far."""
 
     def note(self, key: ShardKey) -> None:
         """Something of the shard is written next."""
         self._due.setdefault(key, _NEAREST if self.has_room else _To.ENGINE)
 
     def remind(self, keys: Iterable[ShardKey]) -> None:
-        """No cut has covered these for a moment: the primary is to hear of them."""
+        """At every tick, of open shards: what no cut has covered since the last one the primary is to hear of."""
+        before, self._seen = self._seen, {}
         for key in keys:
-            self._due[key] = max(self._due.get(key, _NEAREST), _To.PRIMARY)
+            shard = self._holdings.shards[key]
+            if shard.stored_until > shard.order.until_lid:
+                self._seen[key] = shard.stored_until
+                if before.get(key, 0) > shard.order.until_lid:
+                    self._due[key] = max(self._due.get(key, _NEAREST), _To.PRIMARY)
+
+    @staticmethod
+    def are_near(effects: Iterable[Effect]) -> bool:
+        """Whether all of these stay in this process, and hold from before the sync on."""
+        return all(isinstance(each, Send) and isinstance(each.message, RecordsTaken) for each in effects)
 
     def widen(self, keys: Iterable[ShardKey]) -> None:
         """The engines of these shards are to hear of it, too."""

@@ -170,11 +170,10 @@ class Coverage:
         core = node.core
 
         def judge() -> None:
-            if isinstance(core, SequencerCore) and node.core is core and core.behind.waits(message):
+            if node.core is core and isinstance(core, SequencerCore) and core.behind.waits(message):
                 self._clock.sometimes(what)
 
         return judge
-
 
     def _on_append_entry(self, node: Node, _sender: NodeId, message: AppendEntry) -> Callable[[], None] | None:
         core = node.core

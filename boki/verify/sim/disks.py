@@ -45,6 +45,8 @@ class SimulatedDisk:
         self._owners: list[SimulatedDisk] = []
         """Whose stores they are."""
         self._is_gathering = False
+        self._is_hurried = False
+        """Whether somebody waits for what is to be written."""
         self.log = self
         """The disk whose log has this one's stores."""
         self.has_guest = False
@@ -73,16 +75,17 @@ class SimulatedDisk:
         self.log = host
         host.has_guest = True
 
-    def store(self, store: Store, then: Then) -> None:
+    def store(self, store: Store, then: Then, *, can_wait: bool = False) -> None:
         """See `boki.host.disk.Disk.store`."""
         self.store_count += 1
-        self.log.put(store, then, self)
+        self.log.put(store, then, self, can_wait=can_wait)
 
-    def put(self, store: Store, then: Then, disk: SimulatedDisk) -> None:
+    def put(self, store: Store, then: Then, disk: SimulatedDisk, *, can_wait: bool) -> None:
         """Take in a store of a disk that keeps its writes in this one's log."""
         self.queued += 1
         self._waiting.append((store, then, disk))
-        if self._group or self._is_gathering:
+        self._is_hurried |= not can_wait
+        if self._group or self._is_gathering or not self._is_hurried:
             return
         if self.has_guest:
             self._is_gathering = True
@@ -104,6 +107,7 @@ class SimulatedDisk:
         self._group = [(store, then, disk.apply(store.writes)) for store, then, disk in waiting]
         self._owners = [disk for _, _, disk in waiting]
         self._waiting.clear()
+        self._is_hurried = False
         delay_us = int(self._sync_us * (0.5 - log(1.0 - self._clock.disk_rng.random())))
         stalled_until_us = max(disk.stalled_until_us for disk in (self, *self._owners))
         delay_us += max(0, stalled_until_us - self._clock.now_us)
@@ -133,7 +137,7 @@ class SimulatedDisk:
         for store, then, _ in group:
             if store.then and generation == self._generation:
                 then(store.then)
-        if self._waiting and not self._group and not self._is_gathering and generation == self._generation:
+        if self._is_hurried and not self._group and not self._is_gathering and life == self._life:
             self._begin()
 
     def apply(self, writes: Iterable[Put | Delete]) -> list[tuple[bytes, bytes | None]]:
@@ -182,7 +186,8 @@ class SimulatedDisk:
         return count
 
     def _forget(self) -> None:
-        self._group, self._owners, self._is_gathering = [], [], False
+        self._group, self._owners = [], []
+        self._is_gathering = self._is_hurried = False
         self._waiting.clear()
         self.durable = self.queued
 

@@ -389,9 +389,10 @@ class Node:
         if isinstance(effect, Send):
             self.send(effect.to, effect.message)
         elif isinstance(effect, Store):
-            runs_ahead = self.world.options.runs_ahead
-            early, rest = split_early(effect, self.mates, runs_ahead=runs_ahead) if self.mates else ((), effect)
-            self.disk.store(rest, self._stored)
+            early: Sequence[Send] = ()
+            if self.mates:
+                early, effect = split_early(effect, self.mates, runs_ahead=self.world.options.runs_ahead)
+            self.disk.store(effect, self._stored, can_wait=effect.can_wait and bool(early))
             for send in early:
                 self.mates[send.to].hear_early(self.name, send.message)
         elif isinstance(effect, Load):
