@@ -52,6 +52,8 @@ _NO_ROOM: Final = os.strerror(errno.ENOSPC)
 _TRUSTED: Final = 32
 _ROUNDS: Final = 4
 """So often hosts that are ahead decide before a sync: a report, a cut, its acknowledgement, and one more."""
+_MAX_UNHURRIED: Final = 256
+"""So many stores that nobody waits for are held back at most."""
 _STEP_BYTES: Final = 256 << 10
 """So much is read before the event loop continues: about 0.1 ms from memory."""
 
@@ -105,6 +107,8 @@ class GroupCommit:
         self._ahead: dict[_Ahead, None] = {}
         self._gathered: list[_Item] = []
         """What this turn of the loop wants to be durable."""
+        self._unhurried: list[_Item] = []
+        """What is in front of the next item, and nobody waits for."""
         self._handed = 0
         """Items that the thread has, or has not told of yet. While there are any, all others go the same way."""
         self._quick_count = 0
@@ -118,16 +122,20 @@ class GroupCommit:
         self._thread = threading.Thread(target=self._commit_for_ever, name=name, daemon=True)
         self._thread.start()
 
-    def store(self, item: _Item) -> None:
-        """Make the writes durable, after all earlier ones."""
+    def store(self, item: _Item, *, can_wait: bool = False) -> None:
+        """Make the writes durable, after all earlier ones; if they can wait, together with the next that cannot."""
         self.queued += 1
-        if self._handed:
-            self._handed += 1
-            self._pending.put([item])
+        self._unhurried.append(item)
+        if can_wait and len(self._unhurried) < _MAX_UNHURRIED:
             return
-        self._gathered.append(item)
-        if len(self._gathered) == 1:
+        items, self._unhurried = self._unhurried, []
+        if self._handed:
+            self._handed += len(items)
+            self._pending.put(items)
+            return
+        if not self._gathered:
             self._loop.call_soon(self._commit)
+        self._gathered += items
 
     def settle_before(self, host: _Ahead) -> None:
         """Let that host decide before the next sync: what follows may share it."""
@@ -236,6 +244,8 @@ class GroupCommit:
 
     def flush(self, *, is_last: bool = False) -> None:
         """Make everything durable that was stored so far, and wait for it."""
+        self._gathered += self._unhurried
+        self._unhurried = []
         self._commit()
         self._pending.put(None)
         self._thread.join()
@@ -315,14 +325,17 @@ class Disk:
 
     # durable writes
 
-    def store(self, store: Store, then: Then) -> None:
-        """Make `store.writes` durable, after all earlier ones; then call `then(store.then)` in the event loop."""
+    def store(self, store: Store, then: Then, *, can_wait: bool = False) -> None:
+        """Make `store.writes` durable, after all earlier ones; then call `then(store.then)` in the event loop.
+
+        `can_wait`: see `Store.can_wait`.
+        """
         writes = store.writes
         if self._redo is not None and writes:
             self.log.store(_Item([self._redo.row(writes)], store.is_vote, partial(self._apply, store, then)))
         else:
             done = partial(then, store.then) if store.then else _nothing
-            self.log.store(_Item(writes, store.is_vote, done))
+            self.log.store(_Item(writes, store.is_vote, done), can_wait=can_wait)
 
     def _apply(self, store: Store, then: Then) -> None:
         """The row of a guest's writes is durable."""

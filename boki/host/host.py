@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from asyncio import AbstractEventLoop, TimerHandle
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, assert_never
 
@@ -123,10 +123,10 @@ class Host:
                 self._links.send(self.node, to, message)
             case Store():
                 assert self.disk is not None, f"{self.node} has no disk to store on"
-                early, rest = (
-                    split_early(effect, self._mates, runs_ahead=self._runs_ahead) if self._mates else ((), effect)
-                )
-                self.disk.store(rest, self._release)
+                early: Sequence[Send] = ()
+                if self._mates:
+                    early, effect = split_early(effect, self._mates, runs_ahead=self._runs_ahead)
+                self.disk.store(effect, self._release, can_wait=effect.can_wait and bool(early))
                 for send in early:
                     self._mates[send.to].hear_early(self.node, send.message)
             case Load():

@@ -20,7 +20,8 @@ from boki.log.ids import MAX_LOG, MAX_TERM, LogId, Natural, NodeId, ShardId, Ter
 
 VERSION: Final = 3
 """2: `CloseShard.is_lost`, which a reader of version 1 would overlook. 3: `Cut.is_ahead`, likewise; others stay 2."""
-_PLAIN_VERSION: Final = 2
+_PLAIN_VERSION: Final = b"\x02"
+_AHEAD_VERSION: Final = b"\x03"
 _INDEX_BITS: Final = 43
 _PLACE: Final = re.compile(r"(\d{1,3}):(\d{1,7})\.(\d{1,13})", re.ASCII)
 
@@ -37,6 +38,13 @@ class Cut(msgspec.Struct, frozen=True, array_like=True, tag="cut"):
     time_us: Natural
     until: tuple[tuple[ShardId, Natural], ...]
     is_ahead: bool = False
+
+
+class _PlainCut(msgspec.Struct, frozen=True, array_like=True, tag="cut"):
+    """A cut of version 2, as it stands on disks."""
+
+    time_us: Natural
+    until: tuple[tuple[ShardId, Natural], ...]
 
 
 class Trim(msgspec.Struct, frozen=True, array_like=True, tag="trim"):
@@ -81,8 +89,11 @@ _decoder: Final[msgspec.msgpack.Decoder[MetalogEntry]] = msgspec.msgpack.Decoder
 
 def encode_entry(entry: MetalogEntry) -> bytes:
     """The bytes of an entry on disk: a version, then msgpack."""
-    is_ahead = isinstance(entry, Cut) and entry.is_ahead
-    return bytes((VERSION if is_ahead else _PLAIN_VERSION,)) + _encoder.encode(entry)
+    if not isinstance(entry, Cut):
+        return _PLAIN_VERSION + _encoder.encode(entry)
+    if entry.is_ahead:
+        return _AHEAD_VERSION + _encoder.encode(entry)
+    return _PLAIN_VERSION + _encoder.encode(_PlainCut(entry.time_us, entry.until))
 
 
 def decode_entry(data: bytes) -> MetalogEntry:

@@ -59,10 +59,7 @@ def gains(view: View) -> bool:
 
 
 def split_early(store: Store, mates: Container[NodeId], *, runs_ahead: bool) -> tuple[list[Send], Store]:
-    """What may be told at once to roles of the same log, and the store with what must wait for the sync.
-
-    A store can wait only if its news does not.
-    """
+    """What may be told at once to roles of the same log, and the store with what must wait for the sync."""
     kinds = EARLY if runs_ahead else IN_LOG
     early: list[Send] = []
     late: list[Effect] = []
@@ -71,7 +68,7 @@ def split_early(store: Store, mates: Container[NodeId], *, runs_ahead: bool) -> 
             early.append(each)
         else:
             late.append(each)
-    return early, Store(store.writes, late, store.is_vote, can_wait=store.can_wait) if early else store
+    return early, Store(store.writes, late, store.is_vote, store.can_wait) if early else store
 
 
 def holds(effect: Effect) -> bool:

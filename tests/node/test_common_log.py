@@ -19,12 +19,13 @@ AMONG_OTHERS = view()
 
 
 class Told:
-    """A host that notes with which others it runs ahead."""
+    """A host that notes with which others it shares a log, and whether it runs ahead of its syncs."""
 
     mates: Mapping[NodeId, Any] = {}
+    runs_ahead = False
 
-    def share_log(self, mates: Mapping[NodeId, Any]) -> None:
-        self.mates = mates
+    def share_log(self, mates: Mapping[NodeId, Any], *, runs_ahead: bool) -> None:
+        self.mates, self.runs_ahead = mates, runs_ahead
 
 
 @pytest.mark.parametrize(
@@ -35,7 +36,7 @@ def test_a_node_has_one_if_it_keeps_both_records_and_metalogs(roles: tuple[Role,
     """All else has a log of its own."""
 
     async def body() -> None:
-        assert (common_log(roles, is_synced=True) is not None) is has_one
+        assert (common_log(dict.fromkeys(roles, STORAGE), is_synced=True) is not None) is has_one
 
     asyncio.run(body())
 
@@ -45,7 +46,7 @@ def test_roles_run_ahead_only_where_they_decide_alone(*, is_synced: bool) -> Non
     """Among several, what leaves would wait for this one disk; without syncs there is nothing to run ahead of."""
 
     async def body() -> None:
-        log = common_log(tuple(Role), is_synced=is_synced)
+        log = common_log({Role.STORAGE: STORAGE, Role.SEQUENCER: SEQUENCER}, is_synced=is_synced)
         assert log is not None
         storage, sequencer = Told(), Told()
         log.join(STORAGE, storage)  # type: ignore[arg-type] # as much of a host as this is about
@@ -54,8 +55,9 @@ def test_roles_run_ahead_only_where_they_decide_alone(*, is_synced: bool) -> Non
         log.join(SEQUENCER, sequencer)  # type: ignore[arg-type] # as above
         both = {STORAGE: storage, SEQUENCER: sequencer}
         assert storage.mates == sequencer.mates == (both if is_synced else {})
+        assert storage.runs_ahead is sequencer.runs_ahead is is_synced
         log.install(AMONG_OTHERS)
-        assert not storage.mates
-        assert not sequencer.mates
+        assert not storage.runs_ahead
+        assert not sequencer.runs_ahead
 
     asyncio.run(body())

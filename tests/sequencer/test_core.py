@@ -172,11 +172,11 @@ def test_requests_are_appended_once_however_often_they_come() -> None:
 
 def test_a_trim_that_is_remembered_no_longer_is_not_made_again() -> None:
     """Made late, it would free what was appended since; newer ones of that engine are made, and any of another's."""
-    primary = Primary(0)
+    primary = Primary(view(), lambda _shard, lid: lid)
 
     def take(engine: NodeId, number: int) -> Sequence[MetalogEntry]:
         primary.request(Trim("book", None, 1 << 62, False, engine, number))
-        return primary.take_proposal(1, 0)
+        return primary.take_proposal(0)
 
     for number in range(10, 10_012):
         assert take(ENGINE, number)

@@ -106,9 +106,9 @@ def test_a_close_of_a_fenced_shard_adds_nothing_and_a_fence_after_a_close_does()
 @pytest.mark.parametrize("order", list(permutations(range(4))))
 def test_fences_opens_and_cuts_of_one_proposal_in_every_order(order: tuple[int, ...]) -> None:
     """Whatever gathers in whatever order: behind the fence nothing of that incarnation is opened or ordered."""
-    primary = Primary(0)
+    primary = Primary(view(), lambda _shard, lid: lid)
     primary.request(open_(SHARD))
-    primary.take_proposal(2, 1)
+    primary.take_proposal(1)
     fence = CloseShard(NEXT_SHARD, is_lost=True)
     for number in order:
         match number:
@@ -121,10 +121,10 @@ def test_fences_opens_and_cuts_of_one_proposal_in_every_order(order: tuple[int, 
                     primary.report(storage, SHARD, 1, 5)
             case 3:
                 primary.request(CloseShard(SHARD, is_lost=True))
-    entries = list(primary.take_proposal(2, 2))
+    entries = list(primary.take_proposal(2))
     for storage in REPLICAS:
         primary.report(storage, NEXT_SHARD, 1, 5)
-    entries += primary.take_proposal(2, 3)
+    entries += primary.take_proposal(3)
     fences = [entry for entry in entries if isinstance(entry, CloseShard)]
     assert len(fences) == 1
     assert ordered_after(list(entries), fences[0]) == set()

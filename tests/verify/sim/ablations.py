@@ -47,9 +47,9 @@ from boki.sequencer.primary import Primary
 from boki.verify.sim.disks import SimulatedDisk, Then
 from boki.verify.sim.options import Options, draw_options
 from boki.verify.sim.simulation import simulate
+from tests.verify.sim import ahead_ablations, log_ablations, store_ablations
 from tests.verify.sim import call_ablations as calls
 from tests.verify.sim import flow_ablations as flows
-from tests.verify.sim import log_ablations, store_ablations
 from tests.verify.sim.without import without
 
 LIMIT = 400
@@ -439,6 +439,7 @@ ABLATIONS: dict[str, Callable[[], Any]] = {
     "positions for clients": no_positions_for_clients,
     **store_ablations.ABLATIONS,
     **log_ablations.ABLATIONS,
+    **ahead_ablations.ABLATIONS,
 }
 
 
@@ -464,6 +465,7 @@ NEEDS: dict[str, Callable[[Options], bool]] = {
     "end of sessions that are gone": lambda options: options.queues > 0 and options.queue_crashes > 0,
     **dict.fromkeys(store_ablations.ABLATIONS, store_ablations.has_objects),
     **dict.fromkeys(log_ablations.ABLATIONS, log_ablations.shares_log),
+    **dict.fromkeys(ahead_ablations.ABLATIONS, lambda options: bool(options.faults)),
     "running total of credit": lambda options: options.queues > 0,
     "fence under a commit": lambda options: options.queues > 0,
     "tokens of leases": lambda options: options.queues > 0,
@@ -478,6 +480,8 @@ def seeds_needed(name: str, seeds: Iterable[int] = range(LIMIT)) -> tuple[int, i
             options = draw_options(seed, with_layout=name in log_ablations.ABLATIONS)  # others were found without
             if name in NEEDS and not NEEDS[name](options):
                 continue
+            if name in ahead_ablations.ABLATIONS:
+                options = ahead_ablations.speculates(options)
             # a core's own assertion ends a run and counts for nothing: the checkers outside must notice
             told = [str(each) for each in simulate(options).violations if each.promise != "no core raises"]
             if told:

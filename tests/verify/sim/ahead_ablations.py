@@ -1,0 +1,96 @@
+"""Safeguards of cuts that run ahead, switched off: see `docs/design/speculative-cuts.md`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from random import Random
+from typing import Any
+
+import msgspec
+
+from boki.log.view import View
+from boki.protocol.effects import Effect, Send, Store
+from boki.protocol.messages import Complete, EntriesStored
+from boki.sequencer.behind import Behind
+from boki.sequencer.core import SequencerCore
+from boki.storage.needed import Needed
+from boki.verify.sim.options import Options, draw_speculation
+from tests.verify.sim.without import without
+
+
+def no_records_in_front_of_a_cut() -> Any:
+    """A backup takes in a cut that runs ahead though it lacks the records."""
+    check = Behind.is_in_front
+
+    def trusting(self: Behind, store: Any, sender: Any, message: Any, sure: int) -> bool:
+        return not isinstance(message, Complete) or check(self, store, sender, message, sure)
+
+    return without(Behind, "is_in_front", trusting)
+
+
+def no_records_in_front_of_a_completion() -> Any:
+    """A sequencer takes in what a controller completes though it lacks the records."""
+    check = Behind.is_in_front
+
+    def trusting(self: Behind, store: Any, sender: Any, message: Any, sure: int) -> bool:
+        return isinstance(message, Complete) or check(self, store, sender, message, sure)
+
+    return without(Behind, "is_in_front", trusting)
+
+
+def no_sync_of_ones_own() -> Any:
+    """A cut counts where it is written, before the sync of that log: at the primary and at backups."""
+    append, propose = SequencerCore._append, SequencerCore._propose
+
+    def hasty(effects: Iterable[Effect]) -> Iterable[Effect]:
+        for effect in effects:
+            if not isinstance(effect, Store):
+                yield effect
+                continue
+            told = [each for each in effect.then if isinstance(each, Send) and isinstance(each.message, EntriesStored)]
+            yield Store(effect.writes, [each for each in effect.then if each not in told], effect.is_vote)
+            yield from told
+
+    with_append = without(SequencerCore, "_append", lambda *given: list(hasty(append(*given))))
+    with_propose = without(SequencerCore, "_propose", lambda *given: list(hasty(propose(*given))))
+    return _Both(with_append, with_propose)
+
+
+class _Both:
+    """Two patches as one."""
+
+    def __init__(self, *patches: Any) -> None:
+        self._patches = patches
+
+    def __enter__(self) -> None:
+        for each in self._patches:
+            each.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        for each in reversed(self._patches):
+            each.__exit__(*error)
+
+
+def no_fetch_of_what_is_needed() -> Any:
+    """Records that a cut waits for are awaited, and not fetched."""
+    return without(Needed, "ask", lambda self, chain, now_us: [])
+
+
+def no_word_of_the_replicas() -> Any:
+    """Cuts run ahead of any shard, though some replica of it is beside no sequencer."""
+    return without(View, "runs_ahead", lambda self, replicas: True)
+
+
+def speculates(options: Options) -> Options:
+    """The seed's cluster as one in which cuts run ahead, with few other users of the log."""
+    options = msgspec.structs.replace(options, schemes={}, flows=0, stores=0, queues=0, calls=0)
+    return draw_speculation(options, Random(f"{options.seed}:options:speculates"))
+
+
+ABLATIONS: dict[str, Callable[[], Any]] = {
+    "records in front of a cut": no_records_in_front_of_a_cut,
+    "records in front of a completion": no_records_in_front_of_a_completion,
+    "sync of the log before a cut counts": no_sync_of_ones_own,
+    "fetch of needed records": no_fetch_of_what_is_needed,
+    "replicas beside sequencers": no_word_of_the_replicas,
+}
