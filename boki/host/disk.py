@@ -128,12 +128,16 @@ class GroupCommit:
         self._unhurried.append(item)
         if can_wait and len(self._unhurried) < _MAX_UNHURRIED:
             return
+        self._hurry()
+
+    def _hurry(self) -> None:
+        """Somebody waits now for what is in front of the next item."""
         items, self._unhurried = self._unhurried, []
         if self._handed:
             self._handed += len(items)
             self._pending.put(items)
             return
-        if not self._gathered:
+        if items and not self._gathered:
             self._loop.call_soon(self._commit)
         self._gathered += items
 
@@ -244,8 +248,7 @@ class GroupCommit:
 
     def flush(self, *, is_last: bool = False) -> None:
         """Make everything durable that was stored so far, and wait for it."""
-        self._gathered += self._unhurried
-        self._unhurried = []
+        self._hurry()
         self._commit()
         self._pending.put(None)
         self._thread.join()

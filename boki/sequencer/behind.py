@@ -92,6 +92,10 @@ class Behind:
         """Whether that very message waits."""
         return any(waiting is message for (_, waiting), _ in self._parked.values())
 
+    def is_waited_for(self, term: Term, log: LogId) -> bool:
+        """Whether anything waits in that log."""
+        return (term, log) in self._parked
+
     def tick(self) -> list[Send]:
         """All questions: what has not come by itself is fetched."""
         return [send for key in self._parked for send in self.need(*key)]

@@ -30,7 +30,7 @@ from boki.log.cuts import Piece
 from boki.log.floors import Floors
 from boki.log.ids import LogId, NodeId, make_seqnum, shard_incarnation
 from boki.log.membership import Membership
-from boki.log.metalog import CloseShard, Cut, MetalogEntry, OpenShard, Positions, Trim, split_position, term_of
+from boki.log.metalog import CloseShard, Cut, MetalogEntry, OpenShard, Positions, Trim, term_of
 from boki.log.view import View
 from boki.protocol.effects import Delete, DiskReader, DiskRoom, Effect, Load, Loaded, Put, Send, Store, Trace, kinds
 from boki.protocol.follower import COORDINATOR, MetalogFollower
@@ -61,10 +61,11 @@ from boki.storage.checkpoints import IndexCheckpoints, Kept, RowsAsked, Staged
 from boki.storage.holdings import Holdings, Written
 from boki.storage.inputs import LoadedInput, SeldomInput, StorageInput
 from boki.storage.needed import Needed
+from boki.storage.recovery import recover
 from boki.storage.repair import Repair
 from boki.storage.reports import Reports
 from boki.storage.saved import SavedIndexes
-from boki.storage.shards import Shard, ShardKey, find_shards, recover_shard, split_batch_key
+from boki.storage.shards import Shard, ShardKey, split_batch_key
 from boki.storage.state import Checkpoint, load_state, shard_state, shard_writes, small_write
 from boki.storage.sweep import Sweep, SweepStep
 from boki.storage.takeover import Snapshots, Takeover, adopt_orders, is_ahead
@@ -112,7 +113,7 @@ class StorageCore:
         self._witness = Witness(disk)
         self._next_seqnums: dict[LogId, int] = dict(state.next_seqnums)
         self._fenced = set(state.fenced)
-        self._recover(disk, state)
+        self._open = recover(disk, state, self.holdings, self.repair.look_at)
         self._cover()
         self._takeover = Takeover()
         self._snapshots = Snapshots(lambda: msgspec.msgpack.encode(self._state(self.holdings.shards)))
@@ -122,23 +123,6 @@ class StorageCore:
         self._sent_away: dict[ShardKey, None] = {}
         self._unsaved_entries = 0
         self._repeat_at = 0
-
-    def _recover(self, disk: DiskReader, state: Checkpoint) -> None:
-        """Find what reached the disk after the last checkpoint; earlier terms have no shards that it does not name."""
-        first_term = max((split_position(position)[0] for position in state.applied.values()), default=0)
-        holdings = self.holdings
-        found = {key for key in find_shards(disk, 0) if key in holdings.shards or key[0] >= first_term}
-        for key in sorted(found | set(holdings.shards)):
-            shard = holdings.shard(key)
-            shard.is_closed |= key[0] < first_term  # earlier versions did not write that
-            if key in found:
-                recover_shard(disk, key, shard)
-            shard.written_until = shard.stored_until
-            if not shard.is_whole:
-                self.repair.look_at(key)
-        holdings.touched |= {row.key for row in state.shards}
-        holdings.grown |= holdings.touched
-        self._open = {key for key in holdings.shards if not holdings.shards[key].is_closed}
 
     # events
 
@@ -233,8 +217,7 @@ class StorageCore:
             self.reports.widen(key for key in self._open if self._is_uncovered(key))
             self.saved.forget(now_us)
             self._snapshots.forget(now_us)
-        if self.follower.chain.current.beside:
-            self.reports.remind(self._open)
+        self.reports.remind(self._open, self.follower.chain.current)
         self._remove_some()
         self.repair.measure(now_us)
         effects = list(self.settle(now_us))
@@ -302,8 +285,8 @@ class StorageCore:
         if flushed is None:
             return [Store((), then=told)] if told else []
         writes, written = flushed
-        can_wait = bool(told) and not also and Reports.are_near(told)
         done = (*told, Send(self.node, written))
+        can_wait = not also and Reports.are_near(told)
         return [Store([*writes, self._witness.write(self.applied)], then=done, can_wait=can_wait)]
 
     def _free(self, effects: list[Effect], has_deleted: bool, *, is_busy: bool) -> Iterable[Effect]:

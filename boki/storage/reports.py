@@ -10,12 +10,12 @@ reports, as everywhere else.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import Final
 
 from boki.log.ids import NodeId
-from boki.log.view import ViewChain
+from boki.log.view import View, ViewChain
 from boki.protocol.effects import Effect, Send
 from boki.protocol.messages import RecordsTaken, ShardProgress
 from boki.storage.holdings import Holdings
@@ -52,10 +52,10 @@ class Reports:
         """Something of the shard is written next."""
         self._due.setdefault(key, _NEAREST if self.has_room else _To.ENGINE)
 
-    def remind(self, keys: Iterable[ShardKey]) -> None:
+    def remind(self, keys: Iterable[ShardKey], view: View) -> None:
         """At every tick, of open shards: what no cut has covered since the last one the primary is to hear of."""
         before, self._seen = self._seen, {}
-        for key in keys:
+        for key in keys if view.beside else ():
             shard = self._holdings.shards[key]
             if shard.stored_until > shard.order.until_lid:
                 self._seen[key] = shard.stored_until
@@ -63,9 +63,11 @@ class Reports:
                     self._due[key] = max(self._due.get(key, _NEAREST), _To.PRIMARY)
 
     @staticmethod
-    def are_near(effects: Iterable[Effect]) -> bool:
-        """Whether all of these stay in this process, and hold from before the sync on."""
-        return all(isinstance(each, Send) and isinstance(each.message, RecordsTaken) for each in effects)
+    def are_near(effects: Sequence[Effect]) -> bool:
+        """Whether these are reports, and all stay in this process, which hears of them before the sync."""
+        return bool(effects) and all(
+            isinstance(each, Send) and isinstance(each.message, RecordsTaken) for each in effects
+        )
 
     def widen(self, keys: Iterable[ShardKey]) -> None:
         """The engines of these shards are to hear of it, too."""

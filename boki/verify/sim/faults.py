@@ -18,6 +18,7 @@ from boki.log.membership import Role
 from boki.log.view import View
 from boki.protocol.effects import DiskRoom
 from boki.protocol.messages import Seal
+from boki.verify.sim.ahead_schemes import Ahead
 from boki.verify.sim.coordinator import NAME as ZOOKEEPER
 from boki.verify.sim.echoes import Echo
 from boki.verify.sim.lost_indexes import LostIndex
@@ -57,6 +58,7 @@ class Faults:
             self._schedule(partial(self._short_incarnation.strike, rng), _SHORT_INCARNATION_RATE, rng)
         self._scenarios: dict[str, Scenario] = {
             "mistake": Mistake(cluster, self._later),
+            "ahead": Ahead(cluster, self._later, self.victims),
             "echo": Echo(cluster, self._later),
             "lost_index": LostIndex(cluster, self._later, self.victims),
         }

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Final, Protocol
 
-import msgspec
-
 from boki.log.ids import NodeId, Term
 from boki.log.membership import Member, Role
 from boki.log.metalog import Positions
@@ -47,7 +45,6 @@ _RESTART_US: Final = 300_000
 _GATHERING: Final = 0.3
 """This many messages that come to an idle node do not find it awake: it takes in at once all that come meanwhile."""
 _INCARNATION_KEY: Final = b"n"
-
 
 Done = Callable[[Any, Positions], None]
 """Takes an engine's answer to an operation."""
@@ -196,7 +193,9 @@ class Node:
     def member(self) -> Member:
         """As whom others see this node."""
         host = NodeId(f"node-{self.name.rpartition('-')[2]}" if self.world.options.is_hosted else "")
-        return Member(node=self.name, role=self.role, incarnation=self.incarnation, host=host)
+        return Member(
+            node=self.name, role=self.role, incarnation=self.incarnation, host=host, runs_ahead=bool(self.mates)
+        )
 
     def mate(self, role: Role) -> NodeId | None:
         """The node of that role that shares its log."""
@@ -499,7 +498,3 @@ class SequencerNode(Node):
     def make_core(self) -> Core[Any]:
         """See `Node`."""
         return SequencerCore(self.name, self.incarnation, self.disk, self.mate(Role.STORAGE))
-
-    def member(self) -> Member:
-        """See `Node`."""
-        return msgspec.structs.replace(super().member(), runs_ahead=bool(self.mates))
