@@ -53,7 +53,7 @@ _TRUSTED: Final = 32
 _ROUNDS: Final = 4
 """So often hosts that are ahead decide before a sync: a report, a cut, its acknowledgement, and one more."""
 _MAX_UNHURRIED: Final = 256
-"""So many stores that nobody waits for are held back at most."""
+"""The maximum number of stores that are held back because nobody waits for them."""
 _STEP_BYTES: Final = 256 << 10
 """So much is read before the event loop continues: about 0.1 ms from memory."""
 

@@ -2,11 +2,11 @@
 
 **On one backup.** The primary's disk is slow and another backup hears nothing. Then the primary dies, and what it had
 not synced is gone. Either the term is completed from that backup, which loses its disk as soon as the next view is
-there: its records must be elsewhere by then. Or the backup stands still until the others have begun a term without it,
+there: its records must be elsewhere by then. Or the backup stalls until the others have begun a term without it,
 and comes back: what it alone had must not count, nor have counted.
 
 **On none.** No backup gets the records. Then the primary dies, or the engine that sent them: nothing may wait for them
-in vain.
+forever.
 """
 
 from __future__ import annotations

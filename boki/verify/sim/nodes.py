@@ -193,9 +193,8 @@ class Node:
     def member(self) -> Member:
         """As whom others see this node."""
         host = NodeId(f"node-{self.name.rpartition('-')[2]}" if self.world.options.is_hosted else "")
-        return Member(
-            node=self.name, role=self.role, incarnation=self.incarnation, host=host, runs_ahead=bool(self.mates)
-        )
+        life = self.incarnation
+        return Member(node=self.name, role=self.role, incarnation=life, host=host, runs_ahead=bool(self.mates))
 
     def mate(self, role: Role) -> NodeId | None:
         """The node of that role that shares its log."""
