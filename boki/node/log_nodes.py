@@ -14,7 +14,7 @@ from boki.coordination.zookeeper import News
 from boki.host.disk import Disk
 from boki.log.ids import NodeId
 from boki.log.membership import Member, Role
-from boki.node.life import NodeLife
+from boki.node.incarnation import RoleIncarnation
 from boki.protocol.effects import Core
 from boki.protocol.messages import InstallView
 from boki.sequencer.core import SequencerCore
@@ -107,7 +107,7 @@ class SequencerIncarnation(_LogIncarnation[SequencerNodeConfig]):
         return self.core
 
     def member(self) -> Member:
-        """See `NodeLife`."""
+        """See `RoleIncarnation`."""
         return msgspec.structs.replace(super().member(), runs_ahead=self.common_log is not None)
 
     def role_status(self) -> dict[str, Any]:

@@ -78,8 +78,11 @@ def test_a_change_is_the_plan_with_what_was_said(
     logs: int | None, sequencers: str, expected: dict[str, object]
 ) -> None:
     """And nothing else of it changes, the version that it replaces included."""
-    changed = _changed(PLAN, logs, sequencers, registered(sequencer=5))
+    changed = _changed(PLAN, logs, sequencers, None, registered(sequencer=5))
     assert changed == msgspec.structs.replace(PLAN, **expected)
+    for is_on in (True, False):
+        ahead = _changed(changed, None, "", is_on, registered(sequencer=5))
+        assert ahead == msgspec.structs.replace(changed, speculative_cuts=is_on)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +99,7 @@ def test_a_change_is_the_plan_with_what_was_said(
 def test_sequencers_that_no_term_could_have_are_refused(sequencers: str, words: str) -> None:
     """Before anything is written down, and in words that say what exists."""
     with pytest.raises(InvalidArgument, match=words):
-        _changed(PLAN, None, sequencers, registered(sequencer=5, storage=1))
+        _changed(PLAN, None, sequencers, None, registered(sequencer=5, storage=1))
 
 
 def test_a_term_is_what_was_wanted_when_counts_and_names_agree() -> None:

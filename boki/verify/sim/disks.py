@@ -137,7 +137,7 @@ class SimulatedDisk:
         for store, then, _ in group:
             if store.then and generation == self._generation:
                 then(store.then)
-        if self._is_hurried and not self._group and not self._is_gathering and life == self._life:
+        if self._is_hurried and not self._group and not self._is_gathering and generation == self._generation:
             self._begin()
 
     def apply(self, writes: Iterable[Put | Delete]) -> list[tuple[bytes, bytes | None]]:

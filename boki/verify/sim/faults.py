@@ -18,7 +18,7 @@ from boki.log.membership import Role
 from boki.log.view import View
 from boki.protocol.effects import DiskRoom
 from boki.protocol.messages import Seal
-from boki.verify.sim.ahead_schemes import Ahead
+from boki.verify.sim.ahead_scenarios import Ahead
 from boki.verify.sim.coordinator import NAME as ZOOKEEPER
 from boki.verify.sim.echoes import Echo
 from boki.verify.sim.lost_indexes import LostIndex

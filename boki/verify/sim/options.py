@@ -251,11 +251,11 @@ def _draw_shared_log(options: Options, rng: Random) -> Options:
 def draw_speculation(options: Options, rng: Random) -> Options:
     """Cuts run ahead. Mostly every node has both roles; sometimes one of the shards' replicas has none, or changes."""
     count = rng.choice((3, 3, 3, 5))
-    if rng.random() < 0.5:  # few faults beside the scheme: else it hardly ever gets through
+    if rng.random() < 0.5:  # few faults beside the scenario: else it hardly ever gets through
         few = sorted(rng.sample(sorted(options.faults), min(_FAULTS_BESIDE, len(options.faults))))
         options = msgspec.structs.replace(
             options,
-            schemes={"ahead": 3.0},
+            scenarios={"ahead": 3.0},
             faults={fault: options.faults[fault] for fault in few},
             chaos_us=max(options.chaos_us, 4_000_000),
         )

@@ -83,7 +83,7 @@ def no_word_of_the_replicas() -> Any:
 
 def speculates(options: Options) -> Options:
     """The seed's cluster as one in which cuts run ahead, with few other users of the log."""
-    options = msgspec.structs.replace(options, schemes={}, flows=0, stores=0, queues=0, calls=0)
+    options = msgspec.structs.replace(options, scenarios={}, flows=0, stores=0, queues=0, calls=0)
     return draw_speculation(options, Random(f"{options.seed}:options:speculates"))
 
 

@@ -1,4 +1,4 @@
-"""A scheme for cuts that run ahead: a cut and its records are on as few disks as can be when its primary dies.
+"""A scenario for cuts that run ahead: a cut and its records are on as few disks as can be when its primary dies.
 
 **On one backup.** The primary's disk is slow and another backup hears nothing. Then the primary dies, and what it had
 not synced is gone. Either the term is completed from that backup, which loses its disk as soon as the next view is
@@ -18,13 +18,13 @@ from typing import Final
 from boki.log.ids import LogId, NodeId
 from boki.log.membership import Role
 from boki.verify.sim.nodes import Node
-from boki.verify.sim.schemes import Cluster, Later, SequencerScheme
+from boki.verify.sim.scenarios import Cluster, Later, SequencerScenario
 
 _STALL_US: Final = 500_000
 _END_US: Final = 300_000
 
 
-class Ahead(SequencerScheme):
+class Ahead(SequencerScenario):
     """`victims`: nodes whose disks may be lost."""
 
     def __init__(self, cluster: Cluster, later: Later, victims: Sequence[Node]) -> None:
@@ -96,7 +96,7 @@ class Ahead(SequencerScheme):
 
     def _lose_holder(self) -> None:
         self._clock.sometimes("the one backup with a cut that ran ahead lost its disk")
-        self._lose_disk(self._holder)
+        self._lose_disk(self._cluster.nodes[NodeId(self._storage(self._holder))])  # and with it its mate's
         self._later(20_000, self._start_all)
 
     def _let_holder_go_on(self) -> None:
