@@ -265,7 +265,7 @@ def draw_speculation(options: Options, rng: Random) -> Options:
         runs_ahead=False,
         shares_log=True,
         is_hosted=True,
-        has_farewell=False,
+        has_decommission=False,
         replicas=count,
         write_quorum=rng.randint(2, count // 2 + 1),
         sequencers=count,
