@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import typer
 
@@ -24,6 +24,13 @@ if TYPE_CHECKING:
 _TERMINATED: Final = 128 + signal.SIGTERM
 
 
+class _Layout(NamedTuple):
+    """What kind of cluster it is."""
+
+    is_separate: bool
+    speculates: bool
+
+
 @examples("boki chaos", "boki chaos --minutes 30 --seed 7 --keep chaos-7")
 def command(
     minutes: Annotated[float, typer.Option(min=0.0, help="How long faults go on; each class comes at least once.")] = 5,
@@ -33,6 +40,7 @@ def command(
         list[str] | None, typer.Option("--fault", metavar="CLASS", help="Only this class of faults; may be repeated.")
     ] = None,
     separate: Annotated[bool, typer.Option("--separate", help="Every role is a process of its own.")] = False,
+    speculative_cuts: Annotated[bool, typer.Option("--speculative-cuts", help="Cuts run ahead of reports.")] = False,
     keep: Annotated[
         Path | None, typer.Option(help="Keep the cluster's files, logs and the history in this folder.")
     ] = None,
@@ -63,7 +71,8 @@ def command(
         folder = keep or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            report = asyncio.run(_run(folder, seed, minutes * 60, chosen, sessions, tell, is_separate=separate))
+            layout = _Layout(is_separate=separate, speculates=speculative_cuts)
+            report = asyncio.run(_run(folder, seed, minutes * 60, chosen, sessions, tell, layout))
         except asyncio.CancelledError:
             raise typer.Exit(_TERMINATED) from None
     if as_json:
@@ -81,8 +90,7 @@ async def _run(
     faults: Sequence[Fault],
     sessions: int,
     tell: Callable[[str], None],
-    *,
-    is_separate: bool,
+    layout: _Layout,
 ) -> Report:
     from boki.verify.chaos.run import Chaos
     from boki.verify.chaos.target import TargetCluster
@@ -91,7 +99,7 @@ async def _run(
     assert run is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, run.cancel)  # ends what was started, too
     # one more storage node than replicas, so that one can be drained
-    target = TargetCluster(folder, storage=4, tell=tell, is_separate=is_separate)
+    target = TargetCluster(folder, storage=4, tell=tell, is_separate=layout.is_separate, speculates=layout.speculates)
     try:
         await target.start()
         tell("the cluster serves")

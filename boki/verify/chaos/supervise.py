@@ -29,6 +29,7 @@ class Ward(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     storage: int
     separate: bool
+    speculates: bool
     drain_s: float
     faults: str
     flags: dict[str, list[str]]
@@ -42,6 +43,7 @@ class Ward(msgspec.Struct, frozen=True, kw_only=True):
             zookeeper=self.zookeeper,
             storage=self.storage,
             separate=self.separate,
+            speculative_cuts=self.speculates,
             drain_s=self.drain_s,
             port=self.port,
             log_format="json",

@@ -57,10 +57,12 @@ class TargetCluster:
         tell: Callable[[str], None],
         functions: Collection[Path] = FUNCTIONS,
         is_separate: bool = False,
+        speculates: bool = False,
     ) -> None:
         """`functions` has at least the modules of `FUNCTIONS`.
 
-        `is_separate`: every role is a process of its own; else a node dies with all its roles.
+        `is_separate`: every role is a process of its own; else a node dies with all its roles. `speculates`: cuts run
+        ahead of reports, of shards whose replicas are all beside sequencers.
         """
         self._folder = folder
         self._functions = functions
@@ -70,6 +72,7 @@ class TargetCluster:
         self._ensemble = Ensemble(find_parts(), folder / "zookeeper", 3)
         self._paused_servers: list[ZooKeeperServer] = []
         self._is_separate = is_separate
+        self._speculates = speculates
         self._counts = UpConfig(storage=storage, separate=is_separate).counts
         self._supervisor: asyncio.subprocess.Process | None = None
         self._listening: asyncio.Task[None] | None = None
@@ -94,6 +97,7 @@ class TargetCluster:
             port=port,
             storage=self._counts[Role.STORAGE],
             separate=self._is_separate,
+            speculates=self._speculates,
             drain_s=_DRAIN_S,
             faults=str(self._folder / "faults"),
             flags={
