@@ -95,19 +95,38 @@ def test_fetched_batches_ride_apart_if_they_are_large() -> None:
     assert decode(*encode(large, small)) == [large, small]
 
 
+BEGIN = "626f6b6901002096a26331a8656e67696e652d31a6656e67696e6507a973746f726167652d3103"
+END = "92aa53746f72654261746368c405736d616c6c91ab53746f726542617463682b"
+ENTRY_BEFORE = "96ab417070656e64456e7472790200059193a3637574cf00060a24181e40009192ce007000000a04"
+ENTRY = "97ab417070656e64456e7472790200059194a3637574cf00060a24181e40009192ce007000000ac20400"
+
+
 def test_version_1_stays_as_it_is() -> None:
-    """Golden bytes: another Boki that speaks version 1 must understand these forever."""
+    """Golden bytes: another Boki that speaks version 1 must understand these forever. Fields may come at an end: who
+    does not know them overlooks them, and who does, reads what was sent without.
+    """
     entry = AppendEntry(2, 0, 5, (Cut(1_700_000_000_000_000, ((7 << 20, 10),)),), 4)
-    first, frames = encode(Ping(1), entry, StoreBatch(b"small"), StoreBatch(bytes(APART_BYTES)))
-    assert first.hex() == (
-        "626f6b6901002096a26331a8656e67696e652d31a6656e67696e6507a973746f726167652d3103"
-        "9492a450696e6701"
-        "96ab417070656e64456e7472790200059193a3637574cf00060a24181e40009192ce007000000a04"
-        "92aa53746f72654261746368c405736d616c6c"
-        "91ab53746f726542617463682b"
-    )  # fmt: skip
+    messages = (Ping(1), entry, StoreBatch(b"small"), StoreBatch(bytes(APART_BYTES)))
+    first, frames = encode(*messages)
+    assert first.hex() == f"{BEGIN}9492a450696e6701{ENTRY}{END}"
     assert frames == [bytes(APART_BYTES)]
+    before = bytes.fromhex(f"{BEGIN}9492a450696e6701{ENTRY_BEFORE}{END}")
+    assert decode(before, frames) == list(messages)
     assert encode_refusal("no").hex() == "626f6b69006e6f"
+
+
+def test_a_field_that_is_not_known_is_overlooked() -> None:
+    """As by a node of the version before that field."""
+
+    class AppendEntryBefore(Message, frozen=True, tag="AppendEntry"):
+        term: int
+        log: int
+        index: int
+        entries: tuple[list[object], ...]
+        committed: int
+
+    entry = msgspec.msgpack.decode(bytes.fromhex(ENTRY), type=AppendEntryBefore)
+    assert entry.committed == 4
 
 
 def test_other_versions_are_refused_by_name() -> None:
