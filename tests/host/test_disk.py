@@ -14,7 +14,7 @@ import pytest
 import boki.host.disk
 from boki.errors import ConfigError, DataDirectoryInUse, StoreFailed, VersionTooNew
 from boki.host.data_directory import DataDirectory
-from boki.host.disk import Disk
+from boki.host.disk import _MAX_UNHURRIED, Disk
 from boki.host.host import Host
 from boki.host.links import Links
 from boki.host.rocksdb import RocksDb
@@ -158,6 +158,35 @@ def test_a_quick_disk_is_synced_by_the_event_loop_and_a_slow_one_by_a_thread(
         await stored(disk)
         assert counted.threads[1:] == ["MainThread", "commit d"]
         disk.close()
+
+    in_loop(body())
+
+
+def test_what_nobody_waits_for_is_synced_with_what_somebody_does(tmp_path: Path) -> None:
+    """In the order of storing; a stop makes it durable, too."""
+
+    async def body() -> None:
+        loop = asyncio.get_running_loop()
+        disk = Disk(tmp_path / "d", loop, on_failure=pytest.fail)
+        done: asyncio.Queue[int] = asyncio.Queue()
+        for number in range(3):
+            disk.store(Store([Put(b"a", b"%d" % number)], THEN), lambda _, n=number: done.put_nowait(n), can_wait=True)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert disk.sync_count == 0
+        disk.store(Store([Put(b"a", b"last")], THEN), lambda _: done.put_nowait(3))
+        assert [await done.get() for _ in range(4)] == [0, 1, 2, 3]
+        assert disk.sync_count == 1
+        assert disk.get(b"a") == b"last"
+        disk.store(Store([Put(b"b", b"")], THEN), lambda _: done.put_nowait(4), can_wait=True)
+        disk.close()
+        again = Disk(tmp_path / "d", loop, on_failure=pytest.fail)
+        assert again.get(b"b") is not None
+        for number in range(_MAX_UNHURRIED):  # and no more than that is held back
+            again.store(Store([Put(b"c", b"")], THEN), lambda _, n=number: done.put_nowait(n), can_wait=True)
+        while await done.get() != _MAX_UNHURRIED - 1:
+            pass
+        again.close()
 
     in_loop(body())
 
