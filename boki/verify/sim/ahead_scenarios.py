@@ -41,7 +41,7 @@ class Ahead(SequencerScenario):
         self._primary = self._cluster.nodes[self._view.primaries[self._log]]
         backups = [self._cluster.nodes[name] for name in self._view.sequencers if name != self._primary.name]
         lossy = [node for node in backups if self._may_lose(node)]
-        self._loses = bool(lossy) and rng.random() < 0.5
+        self._loses = bool(lossy) and rng.random() < 0.7
         self._holder = rng.choice(lossy if self._loses else backups)
         self._others = [node for node in backups if node is not self._holder]
         self._engine_dies = rng.random() < 0.5

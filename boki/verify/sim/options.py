@@ -53,6 +53,8 @@ SCENARIOS: Final = tuple(_SCENARIO_RATES)
 _SCENARIO_SHARE: Final = 0.18
 _FAULTS_BESIDE: Final = 3
 _DECOMMISSION_SHARE: Final = 0.14
+_SPECULATION_SHARE: Final = 0.75
+"""Of the seeds in which cuts may run ahead, those in which they do; and of these, those with the scenario for it."""
 _SLOWS_AFTER_OPERATIONS: Final = 40
 """What a client of a fast cluster does for the hundredth time shows little that is new, and takes time."""
 
@@ -242,7 +244,7 @@ def _draw_shared_log(options: Options, rng: Random) -> Options:
         runs_ahead = Random(f"{options.seed}:options:ahead").random() < 0.5
         options = msgspec.structs.replace(options, runs_ahead=runs_ahead)
         speculates = Random(f"{options.seed}:options:speculates")
-        return draw_speculation(options, speculates) if speculates.random() < 0.5 else options
+        return draw_speculation(options, speculates) if speculates.random() < _SPECULATION_SHARE else options
     return msgspec.structs.replace(
         options, storage=1, replicas=1, write_quorum=1, sequencers=1, spare_sequencers=0, logs=rng.choice((1, 2))
     )
@@ -251,7 +253,7 @@ def _draw_shared_log(options: Options, rng: Random) -> Options:
 def draw_speculation(options: Options, rng: Random) -> Options:
     """Cuts run ahead. Mostly every node has both roles; sometimes one of the shards' replicas has none, or changes."""
     count = rng.choice((3, 3, 3, 5))
-    if rng.random() < 0.5:  # few faults beside the scenario: else it hardly ever gets through
+    if rng.random() < _SPECULATION_SHARE:  # few faults beside the scenario: else it hardly ever gets through
         few = sorted(rng.sample(sorted(options.faults), min(_FAULTS_BESIDE, len(options.faults))))
         options = msgspec.structs.replace(
             options,
