@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from boki.log.view import View
 from boki.protocol.effects import Effect, Send, Store
 from boki.protocol.messages import Complete, EntriesStored
 from boki.sequencer.behind import Behind
@@ -76,11 +75,6 @@ def no_fetch_of_what_is_needed() -> Any:
     return without(Needed, "ask", lambda self, chain, now_us: [])
 
 
-def no_word_of_the_replicas() -> Any:
-    """Cuts run ahead of any shard, though some replica of it is beside no sequencer."""
-    return without(View, "runs_ahead", lambda self, replicas: True)
-
-
 def speculates(options: Options) -> Options:
     """The seed's cluster as one in which cuts run ahead, with few other users of the log."""
     options = msgspec.structs.replace(options, scenarios={}, flows=0, stores=0, queues=0, calls=0)
@@ -92,5 +86,4 @@ ABLATIONS: dict[str, Callable[[], Any]] = {
     "records in front of a completion": no_records_in_front_of_a_completion,
     "sync of the log before a cut counts": no_sync_of_ones_own,
     "fetch of needed records": no_fetch_of_what_is_needed,
-    "replicas beside sequencers": no_word_of_the_replicas,
 }
