@@ -180,6 +180,9 @@ class Host:
             raise
 
     def _tick(self) -> None:
+        if not self.stopped and self._inbox and not self._scheduled:  # notes that may wait
+            self._scheduled = True
+            self._drain()
         if self.stopped:
             return
         # All hosts of a process tick together: an idle one is woken twenty times a second, and not once for each role.
@@ -187,11 +190,6 @@ class Host:
         if self._watches_room and self.disk is not None and (room := self.disk.room) != self._room:
             self._room = room
             self.deliver(self.node, room)
-        if self._inbox and not self._scheduled:  # notes that may wait
-            self._scheduled = True
-            self._drain()
-            if self.stopped:
-                return
         try:
             self.perform(self.core.tick(now_us()))
         except Exception as error:

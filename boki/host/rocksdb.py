@@ -103,7 +103,7 @@ class RocksDb:
         """
         batch = WriteBatch(raw_mode=True)
         for write in writes:
-            if type(write) is Put:
+            if isinstance(write, Put):
                 batch.put(write.key, write.value)
             elif write.start < write.stop:  # an empty one counts as a write until it is replayed, and not from then on
                 batch.delete_range(write.start, write.stop)
