@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 from hashlib import sha256
-from math import isfinite
+from math import inf, isfinite
 from typing import Any, Final
 
 import msgspec
@@ -24,6 +24,38 @@ MAX_NAMES: Final = 32
 """Maximum number of errors that a policy names, in `errors` and in `never` each."""
 MAX_NAME_CHARS: Final = 128
 ALL_ERRORS: Final = "*"
+_MAX_DOUBLINGS: Final = 32
+
+
+class Backoff(msgspec.Struct, frozen=True, kw_only=True):
+    """How long to pause between tries, and for how many of them."""
+
+    first_s: float = 0.05
+    """The first pause; each is twice as long as the one before."""
+    longest_s: float = 2.0
+    jitter: float = 0.5
+    """Up to this part of each pause is taken away at random, so that work that failed together spreads out."""
+    tries: float = inf
+    """Maximum number of tries, the first one included."""
+
+    def pause_s(self, tries: int, drawn: float = 0.0) -> float:
+        """Seconds to pause after that many tries; `drawn` is random, from 0 to 1.
+
+        >>> [Backoff().pause_s(tries) for tries in (1, 2, 3, 1000)]
+        [0.05, 0.1, 0.2, 2.0]
+        >>> Backoff().pause_s(1, drawn=1.0)
+        0.025
+        """
+        pause_s: float = self.first_s * (1 << min(tries - 1, _MAX_DOUBLINGS))
+        return min(pause_s, self.longest_s) * (1 - self.jitter * drawn)
+
+    def pause_us(self, tries: int) -> int:
+        """The same in whole microseconds, without jitter.
+
+        >>> Backoff(first_s=0.1, longest_s=10.0).pause_us(3)
+        400000
+        """
+        return int(self.pause_s(tries) * 1e6)
 
 
 class _ByName(StructMeta):

@@ -22,7 +22,16 @@ MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 60
 BANNED_STEMS = {"utils", "util", "helpers", "helper", "manager", "common", "base", "misc", "types", "impl", "service"}
 IMPURE = {"asyncio", "time", "random", "os", "socket", "threading", "secrets", "uuid", "subprocess"}
-PUBLIC_MODULES = {"boki", "boki.blocking", "boki.client", "boki.errors", "boki.extending", "boki.faces", "boki.testing"}
+PUBLIC_MODULES = {
+    "boki",
+    "boki.blocking",
+    "boki.client",
+    "boki.errors",
+    "boki.extending",
+    "boki.faces",
+    "boki.retry",
+    "boki.testing",
+}
 # What faces of libraries may see besides: see docs/libraries.md.
 FACE_MODULES = re.compile(
     r"boki\.(protocol\.calls|log\.\w+|api\.(logbook|http\.exchange|payloads\.values)"

@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import Final
 
 from boki.dispatch.orders import (
-    BACKOFF_US,
+    BACKOFF,
     LEAVE_US,
-    MAX_BACKOFF_US,
     STALL_US,
     Budget,
     Counts,
@@ -161,7 +160,7 @@ class Fleet:
         if not worker.sent and not worker.was_let_go and not pool.retired and not is_innocent:
             pool.failures += 1
             pool.broken = f"{pool.name} cannot be run: its worker process {why}"
-            pool.retry_us = now_us + min(BACKOFF_US << min(pool.failures - 1, 10), MAX_BACKOFF_US)
+            pool.retry_us = now_us + BACKOFF.pause_us(pool.failures)
             self.due(pool.retry_us)
             self.trace(pool.broken)
         return why

@@ -11,6 +11,7 @@ from boki.dispatch.slots import PoolKey
 from boki.log.limits import MIB
 from boki.protocol.calls import Call, Outcome
 from boki.protocol.effects import Trace
+from boki.retry import Backoff
 
 GRACE_US: Final = 500_000
 """How long an overdue call may take to let itself be cancelled, before its worker is killed."""
@@ -18,9 +19,8 @@ LEAVE_US: Final = 2_000_000
 """How long a worker without calls may take to exit."""
 STALL_US: Final = 500_000
 """A worker that has not begun what it was sent this long ago gets nothing more until it has."""
-BACKOFF_US: Final = 100_000
-"""How long no worker is started after a failed start; doubled for each in a row, up to `MAX_BACKOFF_US`."""
-MAX_BACKOFF_US: Final = 10_000_000
+BACKOFF: Final = Backoff(first_s=0.1, longest_s=10.0, jitter=0.0)
+"""How long no worker is started after a failed start, by the number of failures in a row."""
 RETRY_AFTER_S: Final = 1.0
 """What overloaded callers are told to wait."""
 

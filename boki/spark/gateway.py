@@ -28,6 +28,7 @@ from boki.log.operations import (
     Read,
     TrimBook,
 )
+from boki.retry import Backoff
 
 _FIRST_S: Final = 5.0
 """How long the gateway may take over the first request of a plan."""
@@ -35,8 +36,7 @@ _TOLD_S: Final = 8.0
 """Names, connections and answers together: who asked first is told within ten seconds that nothing answers."""
 _REQUEST_S: Final = 30.0
 _RETRY_S: Final = 60.0
-_PAUSE_S: Final = 0.1
-_LONGEST_PAUSE_S: Final = 2.0
+_BACKOFF: Final = Backoff(first_s=0.1, longest_s=2.0, jitter=0.0)
 _LISTED: Final = 1000
 _COUNTED: Final = 1000
 NEVER_US: Final = 1 << 62
@@ -53,14 +53,15 @@ class Pauses:
 
     def __init__(self) -> None:
         self._until = monotonic() + _RETRY_S
-        self._pause_s = _PAUSE_S
+        self._tries = 0
 
     def pause(self) -> bool:
         """Wait a little, each time a little longer; False, at once, if the time is over."""
-        if monotonic() + self._pause_s > self._until:
+        self._tries += 1
+        pause_s = _BACKOFF.pause_s(self._tries)
+        if monotonic() + pause_s > self._until:
             return False
-        sleep(self._pause_s)
-        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        sleep(pause_s)
         return True
 
 

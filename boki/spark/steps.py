@@ -14,12 +14,12 @@ from typing import Final, TypeVar
 from boki.api.log_calls import first_record, records_of
 from boki.errors import ConnectionLost, CorruptData, DeadlineExceeded
 from boki.libs.fold import steps as fold_steps
-from boki.libs.fold.retrying import Backoff
 from boki.libs.fold.steps import Pause, drive
 from boki.log.chunk import Group, encode_chunk
 from boki.log.ids import MAX_SEQNUM
 from boki.log.operations import Answer, Append, Appended, Found, Operation, Read, TrimBook
 from boki.log.record import Expect, Record
+from boki.retry import Backoff
 from boki.spark.gateway import Gateway
 
 TRIES: Final = 30

@@ -23,6 +23,7 @@ from boki.errors import (
     Unavailable,
 )
 from boki.log.operations import Append, BookInfo, Books, Found, ListBooks, Operation, Read
+from boki.retry import Backoff
 from boki.spark.gateway import Gateway, has_answered
 from boki.spark.options import read_options
 from boki.spark.ranges import Segment, Task
@@ -119,8 +120,7 @@ def test_a_task_whose_process_never_reached_the_gateway_is_told_soon() -> None:
 
 def test_what_passes_is_waited_for_and_no_longer_than_the_retry_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A gateway that has answered before may restart; if it stays away, its own error is raised."""
-    monkeypatch.setattr("boki.spark.gateway._PAUSE_S", 0.001)
-    monkeypatch.setattr("boki.spark.gateway._LONGEST_PAUSE_S", 0.002)
+    monkeypatch.setattr("boki.spark.gateway._BACKOFF", Backoff(first_s=0.001, longest_s=0.002, jitter=0.0))
     passing = [Unavailable("away"), ConnectionLost("broke"), DeadlineExceeded("late"), Overloaded("busy")]
     port = Answers(*passing, Books(()))
     assert gateway(port, is_known=True).some_books("", 1) == []

@@ -53,12 +53,13 @@ from boki.books.calls.runs import Runs
 from boki.errors import BokiError, ConditionFailed, CorruptData, NoSuchInvocation, NotFound, TooLarge, Trimmed
 from boki.host.clock import now_us
 from boki.libs.fold.follower import PAGE_RECORDS, Follower
-from boki.libs.fold.retrying import Backoff, until_answered, until_decided
+from boki.libs.fold.retrying import until_answered, until_decided
 from boki.log.ids import MAX_SEQNUM
 from boki.log.limits import DEFAULT_LIMITS, Limits
 from boki.log.operations import Append, Failure, Found, Read, TrimBook
 from boki.log.record import Expect, Page, Record
 from boki.protocol.calls import Outcome, Suspension
+from boki.retry import Backoff
 
 _log = logging.getLogger("boki.protocol.calls")
 

@@ -16,10 +16,9 @@ from msgspec.structs import replace
 from boki.errors import CallCancelled, CallLost
 from boki.log.operations import Failure
 from boki.protocol.calls import Call, Outcome
-from boki.retry import LOSSES_ONLY, Retry, short_name
+from boki.retry import LOSSES_ONLY, Backoff, Retry, short_name
 
-FIRST_BACKOFF_US: Final = 100_000
-MAX_BACKOFF_US: Final = 10_000_000
+_REFUSED: Final = Backoff(first_s=0.1, longest_s=10.0, jitter=0.0)
 MAX_NAMES: Final = 8
 """Maximum number of different errors that are counted by name."""
 OTHER_ERRORS: Final = "others"
@@ -84,8 +83,8 @@ def is_refusal(outcome: Outcome) -> bool:
 
 
 def refused_again_us(refusals: int) -> int:
-    """In how many microseconds a body is offered again that was refused so often. It was accepted, so it will run."""
-    return min(FIRST_BACKOFF_US << min(refusals - 1, 16), MAX_BACKOFF_US)
+    """Microseconds until a body is offered again, after this many refusals. It was accepted, so it will run."""
+    return _REFUSED.pause_us(refusals)
 
 
 def engine_lost(node: str) -> Failure:

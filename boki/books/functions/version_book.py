@@ -27,10 +27,11 @@ from boki.books.functions.versions import (
 )
 from boki.errors import BokiError, ConditionFailed, CorruptData, Trimmed
 from boki.libs.fold.follower import Follower, FromTheBeginning
-from boki.libs.fold.retrying import Backoff, until_answered, until_decided
+from boki.libs.fold.retrying import until_answered, until_decided
 from boki.log.limits import DEFAULT_LIMITS, KIB, Limits
 from boki.log.metalog import Positions
 from boki.log.record import Expect
+from boki.retry import Backoff
 
 _PIECE_BYTES: Final = 256 * KIB
 _PAGE_PIECES: Final = 4

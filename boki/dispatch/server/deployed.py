@@ -26,10 +26,10 @@ from boki.books.functions.versions import Deployed, Versions
 from boki.dispatch.server.earlier import EarlierVersions
 from boki.dispatch.server.pools import FunctionHost
 from boki.errors import BokiError, CorruptData, InvalidArgument, NotFound, Trimmed, Unavailable
-from boki.libs.fold.retrying import Backoff
 from boki.log.limits import DEFAULT_LIMITS, Limits
 from boki.protocol.call_messages import ActivateBundle, BundleActivated
 from boki.protocol.calls import Call, ModuleInfo, Outcome, version_of
+from boki.retry import Backoff
 
 _log = logging.getLogger("boki.functions")
 

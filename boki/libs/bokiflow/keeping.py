@@ -27,7 +27,8 @@ from boki.libs.bokistore import ConflictError
 from boki.libs.bokistore.records import Author
 from boki.libs.bokistore.way import Way
 from boki.libs.fold.outbox import Outbox
-from boki.libs.fold.retrying import Backoff, until_answered
+from boki.libs.fold.retrying import until_answered
+from boki.retry import Backoff
 
 _REFUSED: Final = Backoff(first_s=0.001, longest_s=0.05, jitter=0.0)
 

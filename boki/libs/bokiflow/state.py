@@ -33,8 +33,8 @@ from boki.libs.bokistore.requests import data_of
 from boki.libs.bokistore.updates import Set, Update
 from boki.libs.bokistore.way import Way
 from boki.libs.fold.arguments import check_count
-from boki.libs.fold.retrying import Backoff
 from boki.libs.fold.steps import Steps
+from boki.retry import Backoff
 
 T = TypeVar("T")
 P = ParamSpec("P")

@@ -18,7 +18,8 @@ from boki.extending import ended_before, ends_of
 from boki.libs.bokiflow.clocks import clock_of
 from boki.libs.bokiflow.records import Began, Entry, encode_entry, ended_tag, inbox_tag, journal_tag, run_of
 from boki.libs.fold.registry import Tasks
-from boki.libs.fold.retrying import Backoff, until_answered
+from boki.libs.fold.retrying import until_answered
+from boki.retry import Backoff
 
 _log = logging.getLogger("boki.libs")
 

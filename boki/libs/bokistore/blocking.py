@@ -45,7 +45,7 @@ from boki.libs.bokistore.transactions import check_key
 from boki.libs.bokistore.way_blocking import Way
 from boki.libs.fold.arguments import check_span
 from boki.libs.fold.outbox import Outbox
-from boki.libs.fold.retrying import Backoff
+from boki.retry import Backoff
 
 T = TypeVar("T")
 P = ParamSpec("P")

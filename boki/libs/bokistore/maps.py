@@ -29,8 +29,8 @@ from boki.libs.bokistore.requests import check_number, data_of
 from boki.libs.bokistore.transactions import Transaction
 from boki.libs.bokistore.updates import Delete, Increment, Set, Update, look_up
 from boki.libs.fold.arguments import check_count
-from boki.libs.fold.retrying import Backoff
 from boki.libs.fold.steps import Pause, Steps
+from boki.retry import Backoff
 
 MAX_PARTITIONS: Final = 1_024
 MAX_INDEXES: Final = 8

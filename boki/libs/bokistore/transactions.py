@@ -55,8 +55,9 @@ from boki.libs.bokistore.updates import Update
 from boki.libs.bokistore.views import View
 from boki.libs.fold import steps
 from boki.libs.fold.outbox import Outbox
-from boki.libs.fold.retrying import Backoff, Repetition, uncertain
+from boki.libs.fold.retrying import Repetition, uncertain
 from boki.libs.fold.steps import Append, Pause, ReadPage, Steps, Sync
+from boki.retry import Backoff
 
 T = TypeVar("T")
 

@@ -20,8 +20,8 @@ import msgspec
 
 from boki import ConditionFailed, CorruptData, Expect, NewRecord, NotFound, Record, Trimmed, Unavailable
 from boki.libs.fold.codec import RecordCodec
-from boki.libs.fold.retrying import Backoff
 from boki.libs.fold.steps import Pause, ReadPage, Steps, Trim, append, page, tail
+from boki.retry import Backoff
 
 PART_BYTES: Final = 500_000
 """The size of a part."""

@@ -18,7 +18,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 from boki import BokiError, LogBook, LogSession, Page, Record
 from boki.libs.fold.clock import LogClock, Moment
 from boki.libs.fold.fold import Fold
-from boki.libs.fold.retrying import Backoff
+from boki.retry import Backoff
 
 _log = logging.getLogger("boki.libs")
 

@@ -16,7 +16,8 @@ from functools import partial
 from typing import Final
 
 from boki import ConditionFailed, Expect, LogBook, NewRecord, TooLarge, WrongState
-from boki.libs.fold.retrying import PATIENT, Backoff, until_decided
+from boki.libs.fold.retrying import PATIENT, until_decided
+from boki.retry import Backoff
 
 MAX_EFFECTS: Final = 1_000
 """Maximum number of records in one group."""

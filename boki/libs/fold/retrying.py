@@ -15,41 +15,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from math import inf
 from random import Random
 from typing import Final, TypeVar
 
 import msgspec
 
 from boki import BokiError, ConditionFailed
+from boki.retry import Backoff
 
 T = TypeVar("T")
 
 _log = logging.getLogger("boki.libs")
-_MAX_DOUBLINGS: Final = 32
-
-
-class Backoff(msgspec.Struct, frozen=True, kw_only=True):
-    """How long to pause between tries, and for how many of them."""
-
-    first_s: float = 0.05
-    """The first pause; each is twice as long as the one before."""
-    longest_s: float = 2.0
-    jitter: float = 0.5
-    """Up to this part of each pause is taken away at random, so that those who failed together spread out."""
-    tries: float = inf
-    """Maximum number of tries, the first one included."""
-
-    def pause_s(self, tries: int, drawn: float = 0.0) -> float:
-        """Seconds to pause after that many tries; `drawn` is random, from 0 to 1.
-
-        >>> [Backoff().pause_s(tries) for tries in (1, 2, 3, 1000)]
-        [0.05, 0.1, 0.2, 2.0]
-        >>> Backoff().pause_s(1, drawn=1.0)
-        0.025
-        """
-        pause_s: float = self.first_s * (1 << min(tries - 1, _MAX_DOUBLINGS))
-        return min(pause_s, self.longest_s) * (1 - self.jitter * drawn)
 
 
 PATIENT: Final = Backoff()

@@ -25,7 +25,7 @@ from typing import Any, Final, TypeVar, assert_never
 import msgspec
 
 from boki import MAX_SEQNUM, BokiError, ConnectionLost, Expect, LogBook, NewRecord, Page, Record, blocking
-from boki.libs.fold.retrying import Backoff
+from boki.retry import Backoff
 
 PAGE_RECORDS: Final = 1_000
 

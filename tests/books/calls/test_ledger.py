@@ -28,7 +28,7 @@ from boki.books.calls.ledger import (
 )
 from boki.books.calls.lives import carry_forward, run_again
 from boki.books.calls.lost_owners import LostOwners
-from boki.books.calls.runs import MAX_BACKOFF_US, MAX_NAMES, Runs, cancelled, is_refusal, refused_again_us
+from boki.books.calls.runs import MAX_NAMES, Runs, cancelled, is_refusal, refused_again_us
 from boki.books.calls.views import ended_state, state_of
 from boki.errors import BokiError, CorruptData, FunctionFailed, Overloaded, VersionTooNew
 from boki.log.ids import NodeId
@@ -182,7 +182,7 @@ def test_a_body_that_was_never_started_runs_later_however_often() -> None:
     assert not any(map(is_refusal, (DONE, failed(FunctionFailed("no")), failed(BokiError("x", outcome="unknown")))))
     pauses = [refused_again_us(times) for times in (1, 2, 3, 50)]
     assert pauses == sorted(set(pauses))
-    assert pauses[-1] == MAX_BACKOFF_US
+    assert pauses[-1] == 10_000_000
 
 
 def test_what_runs_ended_with_is_counted_in_bounds() -> None:

@@ -15,8 +15,8 @@ from boki.libs.bokiqueue.following import queues_of
 from boki.libs.bokiqueue.groups import Delivery, Spot
 from boki.libs.bokiqueue.upkeep import Bodies
 from boki.libs.fold import checkpoints
-from boki.libs.fold.retrying import Backoff
 from boki.log.operations import Answer, Operation, Read
+from boki.retry import Backoff
 from boki.testing.memory_port import MemoryPort
 from tests.libs.bokiqueue.running import asynchronous
 from tests.libs.bokiqueue.test_crashes import Process

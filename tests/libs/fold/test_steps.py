@@ -8,7 +8,6 @@ import pytest
 
 import boki.testing
 from boki import ConditionFailed, ConnectionLost, Expect, NewRecord, Page, Record
-from boki.libs.fold.retrying import Backoff
 from boki.libs.fold.steps import (
     PAGE_RECORDS,
     Append,
@@ -27,6 +26,7 @@ from boki.libs.fold.steps import (
     tail,
     trim,
 )
+from boki.retry import Backoff
 from tests.libs.bokiqueue.running import asynchronous
 
 BACKOFF = Backoff(first_s=1, longest_s=4, jitter=0, tries=5)

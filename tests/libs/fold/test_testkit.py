@@ -11,8 +11,8 @@ import pytest
 from boki import BokiError, ConditionFailed, ConnectionLost, Expect, NewRecord, Record
 from boki.libs.fold.checkpoints import Checkpoints, End
 from boki.libs.fold.commands import Sessions
-from boki.libs.fold.retrying import Backoff
 from boki.libs.fold.steps import ReadPage, Steps, again, append, page, read_all, tail
+from boki.retry import Backoff
 from boki.testing.folds import (
     Subject,
     World,
