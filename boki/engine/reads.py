@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from array import array
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -139,7 +139,7 @@ class Reads:
             case Read() as range_read:
                 return self._try_range(read, range_read, now_us)
             case Compare(book, tags, lasts):
-                return [self._finish(read, Compared(self._index.changed(book, tags, lasts), self._tail_of(book)))]
+                return [self._finish(read, Compared(self._changed(book, tags, lasts), self._tail_of(book)))]
             case SetAuxdata(book, seqnum, data):
                 if not self._index.has(book, seqnum):
                     return [self._finish(read, self._absent(book, seqnum))]
@@ -149,6 +149,11 @@ class Reads:
                 return [self._finish(read, Books(tuple(self._index.books(prefix, after, limit))))]
             case Sync():
                 return [self._finish(read, Done())]
+
+    def _changed(self, book: str, tags: Sequence[str], lasts: Sequence[int]) -> tuple[int, ...]:
+        """The numbers of those tags that end with another record."""
+        last_of = self._index.last
+        return tuple([number for number, tag in enumerate(tags) if last_of(book, tag) != lasts[number]])
 
     def _try_get(self, read: PendingRead, operation: Get, now_us: int) -> list[Unstamped]:
         book, seqnum = operation.book, operation.seqnum

@@ -291,16 +291,6 @@ class Index:
         self._settle()
         return last
 
-    def changed(self, book: str, tags: Sequence[str], lasts: Sequence[int]) -> tuple[int, ...]:
-        """The numbers of those tags whose last seqnum is another one; see `last`."""
-        found = self._book(book)
-        if found is None:
-            return tuple(number for number, last in enumerate(lasts) if last)
-        rows = enumerate(zip(tags, lasts, strict=True))
-        changed = tuple([number for number, (tag, last) in rows if found.last(tag) != last])
-        self._settle()
-        return changed
-
     def has(self, book: str, seqnum: int) -> bool:
         """Whether the book has that record, and it can be read."""
         found = self._book(book)

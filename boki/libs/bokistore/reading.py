@@ -67,7 +67,7 @@ class Reader:
 
     def begin_with(self, name: str) -> Steps[int]:
         """`catch_up` of the first object of a transaction, and of those that the last one which began with it has used:
-        one answer often tells of all of them. The seqnum below which the first one is known.
+        one answer is often enough for all of them. The seqnum below which the first one is known.
         """
         row = self.rows.find(name)
         if row is not None and row.together and self._may_compare(row):
@@ -122,7 +122,7 @@ class Reader:
 
     def _may_compare(self, row: Row) -> bool:
         """Whether it is worth asking if there is news of the row before it is read. A row that was never written is
-        always read: another one may have come to nothing by a trim.
+        always read: trims may have taken away all that was written.
         """
         return row.is_quiet and row.newest.last > 0 and not self.is_far
 

@@ -54,7 +54,7 @@ def sums(transaction: Transaction, *names: str) -> Steps[int]:
 
 
 def test_a_transaction_like_the_last_one_asks_once_before_it_commits() -> None:
-    """One comparison tells of all objects that the last one has used; then comes the append."""
+    """One comparison is enough for all objects that the last one has used; then comes the append."""
     process = Process(logbook())
     for _ in range(2):
         process.run(move(process, "a", "b", "c"))

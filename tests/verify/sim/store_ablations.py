@@ -7,7 +7,7 @@ from typing import Any
 from unittest.mock import patch
 
 from boki import Expect
-from boki.engine.index.index import Index
+from boki.engine.reads import Reads
 from boki.libs.bokistore import accesses, drafts
 from boki.libs.bokistore.drafts import Draft
 from boki.libs.bokistore.reading import Reader
@@ -74,7 +74,7 @@ def no_news() -> Any:
 
 def no_comparison_of_rows() -> Any:
     """A process that asks whether there is news of what it knows is told that there is none."""
-    return without(Index, "changed", lambda self, book, tags, lasts: ())
+    return without(Reads, "_changed", lambda self, book, tags, lasts: ())
 
 
 def no_look_for_ones_own_record() -> Any:
