@@ -43,8 +43,8 @@ class Plan:
     """What the queues of a run are like, and how they are used. `groups`: of tickets; `quota`: pushes of a producer.
 
     `has_loose_pops`: tickets are also popped without an op. `job_wait_s`: how long a consumer waits for a job, which is
-    without limit in a gateway. `job_count`: how many jobs it takes at most, so that a session that is gone may leave
-    credit behind. `travel_us`: about how long a read and an append take.
+    without limit in a gateway. `job_count`: how many jobs it takes at most. `travel_us`: about how long a read
+    and an append take.
     """
 
     shards: int
