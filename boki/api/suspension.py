@@ -163,6 +163,11 @@ class CallHere:
         return self._state.call.attempt
 
     @property
+    def is_tried(self) -> bool:
+        """Whether the call is not accepted yet: the body may compute, and raises `Suspend` before it does more."""
+        return self._state.call.is_tried
+
+    @property
     def payload(self) -> Payload:
         """The payload of the call that runs here, as it came."""
         return self._state.call.payload

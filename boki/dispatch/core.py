@@ -328,6 +328,7 @@ class Dispatch:
             run=call.run,
             chosen=call.chosen,
             attempt=call.attempt,
+            is_tried=call.is_tried,
         )
         self._fleet.effects.append(SendCall(worker.id, live.ticket, told))
 

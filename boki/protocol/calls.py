@@ -141,6 +141,9 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
     """Of a logged call whose `id` its caller has chosen."""
     attempt: int = 0
     """Which run of a logged call this is since it was accepted, or last suspended, counted from 1."""
+    is_tried: bool = False
+    """The logged call is not accepted yet: its body may compute, and must end by `Suspend` before it does more. Never
+    on record."""
 
 
 class WakeOn(msgspec.Struct, frozen=True, array_like=True, gc=False):

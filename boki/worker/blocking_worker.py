@@ -26,7 +26,7 @@ from boki.errors import BokiError, CorruptData, DeadlineExceeded, TooLarge
 from boki.log.limits import KIB
 from boki.log.metalog import Positions, merge_positions
 from boki.log.operations import Answer, Failure, Operation
-from boki.protocol.calls import WINDOW, Call, CallChange, InvocationState, Outcome, ResultChunk
+from boki.protocol.calls import WINDOW, Call, CallChange, InvocationState, Outcome, ResultChunk, Suspension
 from boki.worker.console import SPEAKER, Console, Speaker
 from boki.worker.ending import Ending, cancelled, unknown
 from boki.worker.frames import (
@@ -129,6 +129,8 @@ class BlockingWorker:
         function = functions.get(call.function)
         if function is None:
             return unknown(call, functions)
+        if call.is_tried:  # no library has bodies that block
+            return Outcome(None, None, {}, Suspension())
         state = CallState(call, limits=self._limits)
         seen = state.caller.positions
         try:

@@ -30,7 +30,7 @@ from boki.errors import BokiError, CorruptData, TooLarge
 from boki.log.limits import KIB, MIB
 from boki.log.metalog import Positions, merge_positions
 from boki.log.operations import Answer, Failure, Operation, Read
-from boki.protocol.calls import WINDOW, Call, CallChange, InvocationState, Outcome, ResultChunk
+from boki.protocol.calls import WINDOW, Call, CallChange, InvocationState, Outcome, ResultChunk, Suspension
 from boki.worker.console import SPEAKER, Console, Speaker
 from boki.worker.ending import Ending, cancelled, unknown
 from boki.worker.frames import (
@@ -240,6 +240,9 @@ class AsyncWorker(asyncio.Protocol):
         function = self._functions.get(call.function)
         if function is None:
             self._end(ticket, running, unknown(call, self._functions))
+            return
+        if call.is_tried and function.declared is None:  # only bodies of libraries know how to end in time
+            self._end(ticket, running, Outcome(None, None, {}, Suspension()))
             return
         state = CallState(call, limits=self._limits)
         seen = state.caller.positions

@@ -19,7 +19,7 @@ import msgspec
 
 from boki.api.append_gatherer import AppendGatherer
 from boki.api.deadline import Caller, Deadline
-from boki.api.log_calls import first_record, one_record, records_of
+from boki.api.log_calls import first_record, many_records, one_record, records_of
 from boki.api.logbook import LogBook, LogSession
 from boki.api.port import LogPort
 from boki.books.calls.ledger import (
@@ -42,6 +42,7 @@ from boki.books.calls.ledger import (
     Waiting,
     acceptance_tags,
     end_tags,
+    entry_of,
     id_of,
     id_tag,
     owner_tag,
@@ -220,6 +221,32 @@ class CallBook:
         group = one_record(CODEC.encode(entry), [id_tag(entry.call.id), *acceptance_tags(entry)], when, key, limits)
         return await until_decided(lambda: self._access.append(BOOK, group, None), _WHAT, _BACKOFF, is_patient=False)
 
+    async def accept_ended(self, entry: Accepted, end: Finished, appends: Sequence[Append]) -> bool:
+        """Log the acceptance and the end of a call as neighbours, if its id has no record yet; what its run has left
+        goes into the same batch. False, if the id is taken or the end does not fit: then neither is logged.
+        """
+        if self._fitting(end) is not end:
+            return False
+        tag = id_tag(entry.call.id)
+        records = [
+            (CODEC.encode(entry), [tag, *acceptance_tags(entry)]),
+            (CODEC.encode(end), [tag, *end_tags(end)]),
+        ]
+        group = many_records(records, (Expect(tag, 0),), None, self._limits)
+        beside = asyncio.ensure_future(self.append_beside(appends))
+        append = partial(self._access.append, BOOK, group, None)
+        try:
+            seqnums = await until_decided(append, _WHAT, _BACKOFF, is_patient=False)
+        except ConditionFailed:
+            return False
+        except asyncio.CancelledError:
+            beside.cancel()
+            raise
+        finally:
+            await beside
+        self.ledger.learn(seqnums[1], 0, end)
+        return True
+
     def _accepted_now(self, entry: Accepted, seqnum: int) -> tuple[Accepted, int, Waiting | None]:
         """The answer to the append tells all but the time of the record: it is about now."""
         about_us = self._clock()
@@ -362,7 +389,7 @@ class CallBook:
         record = await self._book.check_tail(id_tag(invocation_id), fresh=fresh)
         if record is None:
             return None
-        entry = CODEC.decode(record.data)
+        entry = entry_of(record)
         assert isinstance(entry, CallEntry), "others carry no id"
         return entry, record
 
@@ -465,7 +492,7 @@ def _accepted(record: Record) -> Accepted:
 
 
 def _finished(record: Record) -> Finished:
-    entry: Entry = CODEC.decode(record.data)
+    entry = entry_of(record)
     if not isinstance(entry, Finished):
         raise CorruptData(f"record {record.seqnum} of book {BOOK} should end a call, and is {type(entry).__name__}")
     return entry

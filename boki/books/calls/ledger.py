@@ -37,6 +37,7 @@ from boki.books.calls.runs import Runs
 from boki.errors import CallCancelled
 from boki.libs.fold.codec import RecordCodec
 from boki.libs.fold.fold import Learner
+from boki.log.record import Record
 from boki.protocol.calls import (
     CALLS_BOOK,
     PINNED,
@@ -61,6 +62,8 @@ CHECKPOINT_TAG: Final = "checkpoint"
 TAKEN_OVER_TAG: Final = "taken-over"
 FAILED_TAG: Final = "failed"
 CANCELLED_TAG: Final = "cancelled"
+JUST_BEFORE: Final = -1
+"""See `Finished.accepted_seqnum`."""
 
 
 class Owner(NamedTuple):
@@ -142,7 +145,7 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
     started_us: int
     attempts: int
     accepted_seqnum: int = 0
-    """Where its payload is; 0: not known, the record is of an older version."""
+    """Where its payload is; 0: the record is of an older version; `JUST_BEFORE`, on record: in the one before it."""
     runs: Runs = Runs()
     reports_to: str = ""
     """See `boki.protocol.calls.ChosenId`."""
@@ -219,6 +222,14 @@ Entry = CallEntry | TakenOver | Checkpoint | CheckpointPart
 """What is tagged with a call's id."""
 
 CODEC: Final[RecordCodec[Entry]] = RecordCodec(f"book {BOOK}", VERSION, Entry)
+
+
+def entry_of(record: Record) -> Entry:
+    """What a record says, with the seqnum of its acceptance."""
+    entry = CODEC.decode(record.data)
+    if isinstance(entry, Finished) and entry.accepted_seqnum == JUST_BEFORE:
+        return msgspec.structs.replace(entry, accepted_seqnum=record.seqnum - 1)
+    return entry
 
 
 def id_tag(invocation_id: str) -> str:

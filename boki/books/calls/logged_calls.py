@@ -39,6 +39,7 @@ from boki.books.calls.runner import Next, Run, Runner
 from boki.books.calls.runs import Runs
 from boki.books.calls.sleepers import Sleepers, WatchingPort
 from boki.books.calls.takeover import Fence, Takeover
+from boki.books.calls.trying import Trying
 from boki.errors import (
     BokiError,
     DeadlineExceeded,
@@ -97,12 +98,14 @@ class LoggedCalls:
         max_suspended: int = 250_000,
         limits: Limits = DEFAULT_LIMITS,
         version: Callable[[], int] = lambda: 0,
+        tries: bool = True,
     ) -> None:
-        """`version`: of the functions that run here; 0: they have none."""
+        """`version`: of the functions that run here; 0: they have none. `tries`: see `boki.books.calls.trying`."""
         self._version = version
         self._book = CallBook(port, me, limits, clock)
         self._inquiries = Inquiries(self._book, keep_s, clock)
         self._runner = Runner(self._book, run, clock)
+        self._trying = Trying(self._book, run, clock, is_on=tries)
         self._me = me
         self._takeover = Takeover(
             self._book,
@@ -206,8 +209,7 @@ class LoggedCalls:
                 f"delay_s must be 0 to {MAX_DELAY_S:,.0f} seconds (a year), not {delay_s:,.15g}", field="delay_s"
             )
         accept = self._accept(call, key, int(delay_s * 1e6), is_urgent=False)
-        first = await self._shielded(accept, call.id, _ACCEPT_TIMEOUT_S)
-        return first.call.id
+        return (await self._shielded(accept, call.id, _ACCEPT_TIMEOUT_S)).call.id
 
     async def call_once(self, call: Call, key: str) -> tuple[str, Outcome]:
         """Run the call and wait for its end, at most its `timeout_us`: its id and its outcome.
@@ -271,9 +273,7 @@ class LoggedCalls:
     def other_owner(self, invocation_id: str) -> NodeId | None:
         """The engine that runs this unfinished call, or is going to, if that is another one."""
         waiting = self._book.ledger.waiting.get(invocation_id)
-        if waiting is None or waiting.owner in (self._me, NOBODY):
-            return None
-        return NodeId(waiting.owner.node)
+        return None if waiting is None or waiting.owner in (self._me, NOBODY) else NodeId(waiting.owner.node)
 
     # Accepting
 
@@ -311,12 +311,15 @@ class LoggedCalls:
         begins = not delay_us and (is_urgent or has_room)
         if call.chosen is not None and call.chosen.copies:
             call = await copied(self._book, call, call.chosen.copies)
+        is_tried = begins and call.id not in self._accepting and self._trying.may(call)
         call = pinned(call, self._version())
         entry = Accepted(call, request_hash(call, delay_us), delay_us, owner=self._me)
         if begins:  # its first run is on record with it
             entry = msgspec.structs.replace(entry, starts=1, state="running", runs=Runs(1))
         self._accepting[call.id] = begins
         try:
+            if is_tried and await self._trying.end_at_once(entry):
+                return entry
             if call.chosen is not None:
                 first, accepted_us, waiting = await accept_chosen(self._book, entry, call.chosen)
             else:

@@ -58,6 +58,9 @@ _LINGER_US: Final = 300_000
 """How long a run waits for something to happen before it is suspended."""
 
 
+TRIED: Final = "to be accepted first"
+
+
 class Overtaken(Exception):
     """Another execution of the run has written to the journal: read it, and begin again."""
 
@@ -110,6 +113,9 @@ class Execution:
         """Counts what has happened, to notice that nothing has."""
         self._suspend: Suspend | None = None
         self._error: BaseException | None = None
+        self._is_tried = CallsById(ctx).is_tried
+        if self._is_tried:
+            self.journal.refuse = self.give_way
 
     async def result(self) -> Any:
         """What the workflow returned; raises what it raised, `Suspend`, `Overtaken`, `Diverged` or `ContinueAsNew`."""
@@ -146,6 +152,8 @@ class Execution:
         if not self._body.children and not hooks().replays and journal.leave():
             return
         journal.flush()
+        if self._suspend is not None:
+            raise self._suspend
         if not journal.is_firm:
             await journal.rest()
         if journal.is_overtaken:
@@ -186,7 +194,7 @@ class Execution:
     def _replay(self) -> None:
         """Continue with the journal; what the body asks of the log is answered in between."""
         for _ in self._replaying:
-            self._keeper.begin()
+            self._ask()
             return
         self.machine.go_live()
         self._listen_timer = self._clock.call_at(self._clock.now_us() + _LISTEN_US, self.inbox.follow)
@@ -248,14 +256,20 @@ class Execution:
             self._carrier.stop(command)
         if not self._is_paused:
             for command in machine.take_started():
+                if self._is_tried and not command.work.is_pure:
+                    self.give_way()
+                    return
                 self._carrier.launch(command)
+        if self._is_tried and (machine.mailbox.answers or machine.mailbox.is_listening):
+            self.give_way()
+            return
         if machine.mailbox.answers:
             self._keeper.note_position()
             self.journal.seal()
             self.journal.flush()
             self._send_answers()
         if self._keeper.is_busy and not machine.is_over:
-            self._keeper.begin()
+            self._ask()
             return
         if machine.is_over:
             if hooks().replays:
@@ -285,6 +299,18 @@ class Execution:
         """A test wants this process to be lost: what is not durable by now never happened."""
         self._suspend = Suspend(self._clock.now_us() + 1, note="lost, for a test")
         self.end()
+
+    def give_way(self) -> None:
+        """The body was only tried, and needs more than time: the call is to be accepted first."""
+        self._suspend = Suspend(1, note=TRIED)
+        self.end()
+
+    def _ask(self) -> None:
+        """Ask the log what the body wants to know."""
+        if self._is_tried:
+            self.give_way()
+        else:
+            self._keeper.begin()
 
     def _replays(self) -> bool:
         """Whether a test wants a replay now: after a record, while nothing runs that would run again."""

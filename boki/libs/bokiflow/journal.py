@@ -63,6 +63,8 @@ class JournalWriter:
         """As of where the body has read since the last record; the next one says so."""
         self._watched: tuple[int, asyncio.Future[int]] | None = None
         """The place of a record, and its seqnum when that is known."""
+        self.refuse: Callable[[], None] | None = None
+        """Called in place of an append: the call is not accepted yet."""
 
     def add(self, fact: Fact, seen: int, at_us: int, began_us: int, *, lazily: bool = False) -> None:
         """Record a fact at the next place. It leaves with the next `flush`. `lazily`: nothing waits for it."""
@@ -116,7 +118,9 @@ class JournalWriter:
 
     def flush(self) -> None:
         """Append what was recorded and not sent."""
-        if self._kept and not self._is_settling and self.error is None and not self.is_overtaken:
+        if self._kept and self.refuse is not None:
+            self.refuse()
+        elif self._kept and not self._is_settling and self.error is None and not self.is_overtaken:
             kept, self._kept = self._kept, []
             self._append(self.place - len(kept), kept)
 

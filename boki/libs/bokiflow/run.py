@@ -19,7 +19,7 @@ from boki.libs.bokiflow.beginning import QueryRequest
 from boki.libs.bokiflow.body import Body, ContinueAsNew
 from boki.libs.bokiflow.calling import Calling
 from boki.libs.bokiflow.closing import CLOSER, close_and_look_again
-from boki.libs.bokiflow.execution import Execution, Overtaken
+from boki.libs.bokiflow.execution import TRIED, Execution, Overtaken
 from boki.libs.bokiflow.gates.marks import gate_id_of, limit_of
 from boki.libs.bokiflow.gates.passing import attend_gate, pass_gate
 from boki.libs.bokiflow.gates.spec import Limit
@@ -62,12 +62,14 @@ async def run_workflow(ctx: Context, workflow: Limited, arguments: tuple[Any, ..
     flow_id = ctx.invocation_id if chosen is None or not chosen.name else chosen.name
     tag = journal_tag(ctx.invocation_id)
     has_history = chosen is not None and (chosen.if_ended in _AGAIN or bool(chosen.copies))
+    attributes = {} if chosen is None else chosen.attributes
+    limit = limit_of(attributes, workflow.limit)
+    if CallsById(ctx).is_tried and (has_history or limit is not None or JOINS in attributes):
+        raise Suspend(1, note=TRIED)
     is_first = ctx.run_number == 1 and not has_history
     history = History(life) if is_first else await read_history(ctx.logbook, tag, life)
     if has_history and not history.place:  # what an earlier life had left may be trimmed
         history.place = await place_of(ctx.logbook, tag)
-    attributes = {} if chosen is None else chosen.attributes
-    limit = limit_of(attributes, workflow.limit)
     if limit is not None and not history.entries and history.continued is None:
         await pass_gate(ctx, workflow.name, limit, arguments[0] if arguments else None, life)
     base = await read_base(ctx.logbook, ctx.invocation_id) if JOINS in attributes else None

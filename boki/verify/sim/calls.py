@@ -157,6 +157,7 @@ class LoggedEngine:
             clock=node.now_us,
             grace_s=_GRACE_S,
             max_running=_RUNNING,
+            tries=node.world.options.tries,
         )
         self._log = ImpatientLog(self, node.world.options.deadline_us)
         self._appends = AppendGatherer(self._log)
@@ -231,7 +232,10 @@ class LoggedEngine:
 
     async def _run_workflow(self, call: Call) -> Outcome:
         clock = self._node.clock
-        clock.note(f"{self._node.name} runs {call.function} {call.id}")
+        clock.note(f"{self._node.name} {'tries' if call.is_tried else 'runs'} {call.function} {call.id}")
+        if call.is_tried:
+            clock.sometimes("a workflow was tried before it was accepted")
+            return await self._execute(call)
         if call.run > 1:
             clock.sometimes("a workflow went on in another run")
         if self._node.world.workflow_engines.setdefault(call.id, self.name) != self.name:

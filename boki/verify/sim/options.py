@@ -130,6 +130,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """How many times as much as usual each of those processes does."""
     flows: int = 0
     """How many users run workflows."""
+    tries: bool = False
+    """Whether engines try workflows before they accept them."""
     is_hosted: bool = False
     """Whether roles of the same number are one process: they crash, stall and come back together."""
     shares_log: bool = False
@@ -228,7 +230,10 @@ def draw_options(seed: int, *, with_layout: bool = True) -> Options:
 
 
 def _draw_layout(options: Options) -> Options:
-    """Half of the seeds, but where a scenario takes away single roles, are nodes that play several."""
+    """Half of the seeds, but where a scenario takes away single roles, are nodes that play several. With them is drawn
+    whether workflows are tried: the safeguards that are switched off in tests were caught without.
+    """
+    options = msgspec.structs.replace(options, tries=Random(f"{options.seed}:options:tries").random() < 0.5)
     is_hosted = not options.scenarios and Random(f"{options.seed}:options:layout").random() < 0.5
     if not is_hosted:
         return options

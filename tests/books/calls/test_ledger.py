@@ -65,7 +65,8 @@ def test_entries_come_back_as_they_were_written() -> None:
 
 
 CALL = Call("c1", "f", Payload("json", b"1"), "b", 5)
-CALL_HEX = "9fa26331a16692a46a736f6ec40131a162050080a0a0a0c0c000c000"
+CALL_HEX = "dc0010a26331a16692a46a736f6ec40131a162050080a0a0a0c0c000c000c2"
+CALL_4_HEX = "9fa26331a16692a46a736f6ec40131a162050080a0a0a0c0c000c000"
 CALL_3_HEX = "9ca26331a16692a46a736f6ec40131a162050080a0a0a0c0c0"
 OLD_CALL_HEX = "99a26331a16692a46a736f6ec40131a162050080a0a0"
 """Of calls that did not know their caller's book, nor a retry policy."""
@@ -132,6 +133,16 @@ def test_records_of_version_3_are_read() -> None:
         bytes.fromhex(f"0393aa636865636b706f696e7409919ea26162080092a161010105{RUNNING}a166a1620102030406")
     )
     assert checkpoint == Checkpoint(9, (Waiting("ab", 8, 0, A, 1, 5, "running", "f", "b", 1, 2, 3, 4, 6),))
+
+
+def test_calls_that_knew_no_tries_are_read() -> None:
+    """Version 4 before its last field."""
+    accepted = CODEC.decode(
+        bytes.fromhex(
+            f"049ba86163636570746564{CALL_4_HEX}c40168 0000 92a1610101{RUNNING}00960100008 0c000c0".replace(" ", "")
+        )
+    )
+    assert accepted == Accepted(CALL, b"h", 0, 0, A, 1, "running", 0, Runs(1))
 
 
 def test_a_newer_version_is_refused_by_name() -> None:

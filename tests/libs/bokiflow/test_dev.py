@@ -20,7 +20,8 @@ FUNCTIONS = '''
 import asyncio
 import os
 
-from boki import Context, function
+from boki import Context, NoSuchInvocation, function
+from boki.extending import CallsById
 from boki.libs.bokiflow import flow, step, workflow
 
 
@@ -63,6 +64,40 @@ async def trip(count: int) -> list[int]:
 @workflow(book="trips", keep_s=0.2)
 async def short(n: int) -> bool:
     return await note(str(n)) != ""
+
+
+@step(pure=True)
+async def square(n: int) -> int:
+    return n * n
+
+
+@step
+async def on_record() -> bool:
+    try:
+        return (await CallsById(step.ctx).state(step.ctx.invocation_id)).state == "running"
+    except NoSuchInvocation:
+        return False
+
+
+@workflow
+async def sum_of_squares(count: int) -> int:
+    return sum([await square(n) for n in range(count)])
+
+
+@workflow
+async def squares_and_effect(count: int) -> bool:
+    for n in range(count):
+        await square(n)
+    return await on_record()
+
+
+@function(book="trips")
+async def tried(ctx: Context, count: int) -> list[int]:
+    handle = await sum_of_squares.start(ctx, count)
+    where = (await ctx.logbook_named("boki:calls").read(f"id:{handle.invocation_id}")).records
+    handles = [await squares_and_effect.start(ctx, count) for _ in range(5)]
+    known = [int(await each.result()) for each in handles]
+    return [await handle.result(), len(where), where[-1].seqnum - where[0].seqnum, *known]
 
 
 @workflow
@@ -199,3 +234,13 @@ def test_histories_are_trimmed(tmp_path: Path) -> None:
             assert len((await logbook.read("!fe:0.2")).records) <= count
 
     uvloop.run(test())
+
+
+def test_pure_workflows_end_with_their_acceptance_and_effects_wait_for_it(tmp_path: Path) -> None:
+    """Ten pure steps are one append with two records, and a step with an effect runs when its call is on record."""
+
+    async def scenario() -> None:
+        async with running(tmp_path) as client:
+            assert await client.invoke("tried", 10) == [285, 2, 1] + [1] * 5
+
+    uvloop.run(scenario())

@@ -1,0 +1,93 @@
+"""Calls whose end is recorded with their acceptance: bodies that only compute, such as workflows of pure steps.
+
+An acceptance promises that the call will run, and an end that it has run. If the body has ended before the acceptance
+is written, one append says both: the caller waits for one sync and not for two. So the engine **tries** a call before
+it is accepted. The body may compute, and no more: as soon as it needs anything else, such as a step with an effect, it
+ends by `Suspend`, and so does a body that takes longer than a few milliseconds. Then nothing has happened: the call is
+accepted, and runs from its beginning. If the id is taken already, the outcome is forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from boki.books.calls.call_book import CallBook
+from boki.books.calls.ledger import JUST_BEFORE, Accepted
+from boki.books.calls.lives import ended
+from boki.books.calls.runner import Run
+from boki.books.calls.runs import Runs
+from boki.errors import BokiError
+from boki.protocol.calls import PINNED, Call, Outcome
+
+_TRY_S: Final = 0.005
+"""The longest that an acceptance is put off."""
+_MISSES: Final = 3
+"""A function whose tries were in vain this often in a row is not tried for a while."""
+_REST_US: Final = 10_000_000
+"""For this long: its bodies may have had an effect, or no worker of it had started yet."""
+_MOST_FUNCTIONS: Final = 10_000
+
+
+class Trying:
+    """The tries of one engine; none unless `is_on`."""
+
+    def __init__(self, book: CallBook, run: Run, clock: Callable[[], int], *, is_on: bool) -> None:
+        self._is_on = is_on
+        self._book = book
+        self._run = run
+        self._clock = clock
+        self._misses: dict[str, tuple[int, int]] = {}
+        """By function: how many tries in a row were in vain, and when the last one was."""
+
+    def may(self, call: Call) -> bool:
+        """Whether the call is worth a try: a new one, of a body that is replayed, which asks for a version to run."""
+        chosen = call.chosen
+        if not self._is_on or chosen is None or PINNED not in chosen.attributes or chosen.attends or chosen.copies:
+            return False
+        misses, last_us = self._misses.get(call.function, (0, 0))
+        is_resting = misses >= _MISSES and self._clock() < last_us + _REST_US
+        return not is_resting and call.id not in self._book.ledger.waiting
+
+    async def end_at_once(self, entry: Accepted) -> bool:
+        """Run the body, and log the acceptance of the call with its end; False: nothing has happened."""
+        function, began_us = entry.call.function, self._clock()
+        outcome = await self._computed(msgspec.structs.replace(entry.call, run=1, attempt=1, is_tried=True))
+        if outcome is None:
+            self._miss(function)
+            return False
+        self._misses.pop(function, None)
+        appends, outcome = outcome.appends, msgspec.structs.replace(outcome, appends=())
+        runs = Runs().begun(began_us)
+        end = ended(entry.call, outcome, began_us, began_us, runs, JUST_BEFORE)
+        return await self._book.accept_ended(msgspec.structs.replace(entry, accepted_us=began_us), end, appends)
+
+    def _miss(self, function: str) -> None:
+        misses, _ = self._misses.pop(function, (0, 0))
+        self._misses[function] = misses + 1, self._clock()
+        if len(self._misses) > _MOST_FUNCTIONS:
+            del self._misses[next(iter(self._misses))]
+
+    async def _computed(self, call: Call) -> Outcome | None:
+        """What the body has returned; None if it needs more than time, or more time than it has."""
+        body = asyncio.ensure_future(self._run(call))
+        try:
+            done, _ = await asyncio.wait([body], timeout=_TRY_S)
+        finally:
+            body.cancel()
+            body.add_done_callback(_forget)
+        if not done:
+            return None
+        try:
+            outcome = body.result()
+        except BokiError:
+            return None
+        return outcome if outcome.failure is None and outcome.suspended is None else None
+
+
+def _forget(body: asyncio.Future[Outcome]) -> None:
+    if not body.cancelled():
+        body.exception()
