@@ -1,8 +1,8 @@
 """`boki bench flow-soak`: whether disk and memory stay flat under short workflows.
 
 One row a round: the rate, and the size of the system's process and of its data directory at the end of the round. The
-system keeps logged calls, keys and histories for 20 seconds, so a steady state is reached after some of that. Five
-minutes are `--rounds 10 --duration-s 30`, an hour `--rounds 60 --duration-s 60`.
+system keeps logged calls, keys and histories for 20 seconds, and its caches are small, so that a steady state is
+reached within a minute or two. Five minutes are `--rounds 10 --duration-s 30`, an hour `--rounds 60 --duration-s 60`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ from boki.bench.turns import Step, row_of
 from boki.client import BlockingClient
 from boki.dispatch.server.machine import resident_bytes
 from boki.launch.child import Child
+from boki.log.limits import MIB
 
 CALLERS: Final = 16
+_CACHE_BYTES: Final = 16 * MIB
+_INDEX_BYTES: Final = 16 * MIB
 
 
 def flow_soak(options: Options, step: Step) -> Iterator[Row]:
@@ -31,7 +34,9 @@ def flow_soak(options: Options, step: Step) -> Iterator[Row]:
         data = Path(folder, "data")
         config = options.config(data, LOAD_FUNCTIONS)
         limits = msgspec.structs.replace(config.limits, key_window_s=KEPT_S)
-        config = msgspec.structs.replace(config, keep_calls_s=KEPT_S, limits=limits)
+        config = msgspec.structs.replace(
+            config, keep_calls_s=KEPT_S, limits=limits, cache_bytes=_CACHE_BYTES, index_memory_bytes=_INDEX_BYTES
+        )
         with Child(config).start() as child, BlockingClient(child.url) as client:
             callers = options.inflight[0] if options.inflight else CALLERS
             for number in range(options.rounds):

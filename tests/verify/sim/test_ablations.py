@@ -18,7 +18,7 @@ FIRST_CAUGHT = {
     "condition on a guess": 25,
     "conditions": 0,
     "conditions on the ends of calls": 12,
-    "conditions on the runs of workflows": 146,
+    "conditions on the runs of workflows": 398,
     "copies before a move": 6,
     "count of the journal": 7,
     "counts outlive trims": 9,
