@@ -7,7 +7,7 @@ from functools import partial
 import msgspec
 
 from boki.books.calls.call_book import CallBook
-from boki.books.calls.ledger import Accepted, CallEntry, Finished, Waiting, waiting_of
+from boki.books.calls.ledger import Accepted, CallEntry, Finished, Waiting, name_of, waiting_of
 from boki.errors import AlreadyExists, InvalidArgument, KeyReused, NoSuchInvocation, NotFound, Trimmed
 from boki.libs.fold.retrying import until_answered
 from boki.protocol.calls import Call, ChosenId
@@ -35,7 +35,7 @@ async def accept_chosen(book: CallBook, entry: Accepted, chosen: ChosenId) -> tu
             return known, record.time, waits  # this start, now or by an earlier try
         if not isinstance(last, Finished):
             if chosen.if_running == "fail":
-                raise _exists(entry.call.id, "has not ended")
+                raise _exists(entry.call, "has not ended")
             return _same(known, entry), record.time, None
         if not _begins_again(last, entry, chosen):
             return _same(known, entry), record.time, None
@@ -73,7 +73,7 @@ async def _acceptance(book: CallBook, last: CallEntry) -> Accepted | None:
 def _begins_again(ended: Finished, entry: Accepted, chosen: ChosenId) -> bool:
     """Whether a call that has ended gives way to a new one; False: it stands for the start."""
     if chosen.if_ended == "fail":
-        raise _exists(entry.call.id, f"has ended ({ended.state})")
+        raise _exists(entry.call, f"has ended ({ended.state})")
     return chosen.if_ended == "again" or (chosen.if_ended == "again_if_failed" and ended.state != "done")
 
 
@@ -83,15 +83,17 @@ def _same(known: Accepted | None, entry: Accepted) -> Accepted:
         return entry
     if known.request_hash != entry.request_hash:
         raise KeyReused(
-            f"id {entry.call.id} was used for another request, a call of {known.call.function!r}: choose another id",
+            f"id {name_of(entry.call) or entry.call.id} was used for another request, a call of "
+            f"{known.call.function!r}: choose another id",
             field="id",
             invocation=entry.call.id,
         )
     return known
 
 
-def _exists(invocation_id: str, how: str) -> AlreadyExists:
+def _exists(call: Call, how: str) -> AlreadyExists:
     return AlreadyExists(
-        f"there is a call of id {invocation_id}, which {how}: use it, choose another id, or start with another policy",
-        invocation=invocation_id,
+        f"there is a call of id {name_of(call) or call.id}, which {how}: use it, choose another id, or start with "
+        "another policy",
+        invocation=call.id,
     )

@@ -13,7 +13,7 @@ from typing import Any
 import boki.testing
 from boki import BokiError, Retry
 from boki.extending import Function
-from boki.libs.bokiflow import Handle, OutcomeUnknown, Workflow, flow, step, workflow
+from boki.libs.bokiflow import Handle, Limit, OutcomeUnknown, Workflow, flow, step, workflow
 from boki.libs.bokiflow.recorded import Recorded, encode, record
 from tests.libs.bokiflow.golden_blocking import blocking, halve
 
@@ -154,6 +154,40 @@ async def again(n: int) -> int:
     return found
 
 
+@workflow
+async def locks(n: int) -> int:
+    async with flow.lock("room"):
+        found = await double(n)
+    async with flow.lock("room"):
+        return await double(found)
+
+
+@workflow
+async def writes(n: int) -> int:
+    await flow.store.write("room", n)
+    return await double(n)
+
+
+@workflow(limit=Limit(concurrency=1))
+async def limited(n: int) -> int:
+    return await double(n)
+
+
+@workflow
+async def cancels(n: int) -> int:
+    await double(n)
+    try:
+        await flow.receive("never")
+    finally:
+        await put(n)
+    return 0
+
+
+@workflow
+async def rewound(n: int) -> int:
+    return await double(await square(await put(n)))
+
+
 async def _say(handle: Handle[Any]) -> None:
     """What others say to the workflow while it runs: to each what it waits for."""
     match handle.workflow:
@@ -165,6 +199,11 @@ async def _say(handle: Handle[Any]) -> None:
             await handle.update("add", 2)
         case "promises":
             await handle.resolve("answer", 42)
+        case "cancels":
+            await handle.cancel("enough")
+        case "rewound":
+            await handle.result()
+            await handle.rewind(2)
         case _:
             pass
 
@@ -174,6 +213,7 @@ FEATURES: dict[str, Workflow[int, Any]] = {
     for one in (
         *(steps, together, task_group, timers, at_most_once, retries, compensations),
         *(signals, updates, promises, chance, patches, children, again, blocking),
+        *(locks, writes, limited, cancels, rewound),
     )
 }
 """Each is started with 3."""
@@ -187,7 +227,7 @@ async def recorded(name: str) -> Recorded:
         try:
             await handle.result()
         except BokiError:
-            assert name == "compensations"
+            assert name in ("compensations", "cancels")
         return await record(
             ctx.logbook_named((await handle.status()).book),
             *(name, handle.id, handle.invocation_id),

@@ -91,7 +91,7 @@ class Versions(CallWorld):
     async def _run(self, call: Call) -> Outcome:
         number = version_of(None if call.chosen is None else call.chosen.attributes) or self.deployed
         self.ran.append(call)
-        if self.kills:
+        if self.kills and not call.is_tried:  # the loss of a try is no loss of a run
             self.kills -= 1
             live: Any = SimpleNamespace(info=Function.of(first).info)
             return failing(
