@@ -108,7 +108,9 @@ class SequencerIncarnation(_LogIncarnation[SequencerNodeConfig]):
 
     def member(self) -> Member:
         """See `RoleIncarnation`."""
-        return msgspec.structs.replace(super().member(), runs_ahead=self.common_log is not None)
+        return msgspec.structs.replace(
+            super().member(), runs_ahead=self.common_log is not None and self.common_log.is_synced
+        )
 
     def role_status(self) -> dict[str, Any]:
         """See `RoleIncarnation`."""

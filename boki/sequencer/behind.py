@@ -29,6 +29,8 @@ class Behind:
         self._taken: dict[tuple[Term, LogId, ShardId], tuple[int, int]] = {}
         """Of each shard, one range of local ids that are in front of whatever is written from now on."""
         self._parked: dict[tuple[Term, LogId], tuple[Parked, NeedRecords]] = {}
+        self._overdue: dict[tuple[Term, LogId], NeedRecords] = {}
+        """What was lacking at the last tick."""
 
     def note(self, message: RecordsTaken) -> None:
         """The mate has put records into the log."""
@@ -97,8 +99,9 @@ class Behind:
         return (term, log) in self._parked
 
     def tick(self) -> list[Send]:
-        """All questions: what has not come by itself is fetched."""
-        return [send for key in self._parked for send in self.need(*key)]
+        """The questions that are due: what has been lacking since the last tick does not come by itself."""
+        before, self._overdue = self._overdue, {key: need for key, (_, need) in self._parked.items()}
+        return [send for key, need in self._overdue.items() if before.get(key) == need for send in self.need(*key)]
 
     def begin(self, term: Term) -> None:
         """A new term: nothing of earlier ones waits any more."""
