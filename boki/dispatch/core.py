@@ -20,6 +20,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+import msgspec
+
 from boki.dispatch import refusals
 from boki.dispatch.fleet import NEVER, Fleet
 from boki.dispatch.orders import (
@@ -314,21 +316,13 @@ class Dispatch:
         worker.calls[live.ticket] = live
         live.pool.take_slot(live)
         call, info = live.call, live.info
-        told = Call(
-            call.id,
-            call.function,
-            call.payload,
-            info.book_of(call),
-            max(live.deadline_us - now_us, 1),
-            live.depth,
-            call.positions,
-            call.traceparent,
-            call.parent,
-            request=call.request,
-            run=call.run,
-            chosen=call.chosen,
-            attempt=call.attempt,
-            is_tried=call.is_tried,
+        told = msgspec.structs.replace(
+            call,
+            book=info.book_of(call),
+            timeout_us=max(live.deadline_us - now_us, 1),
+            depth=live.depth,
+            caller_book="",
+            retry=None,
         )
         self._fleet.effects.append(SendCall(worker.id, live.ticket, told))
 

@@ -227,9 +227,8 @@ CODEC: Final[RecordCodec[Entry]] = RecordCodec(f"book {BOOK}", VERSION, Entry)
 def entry_of(record: Record) -> Entry:
     """What a record says, with the seqnum of its acceptance."""
     entry = CODEC.decode(record.data)
-    if isinstance(entry, Finished) and entry.accepted_seqnum == JUST_BEFORE:
-        return msgspec.structs.replace(entry, accepted_seqnum=record.seqnum - 1)
-    return entry
+    is_after_it = isinstance(entry, Finished) and entry.accepted_seqnum == JUST_BEFORE
+    return msgspec.structs.replace(entry, accepted_seqnum=record.seqnum - 1) if is_after_it else entry
 
 
 def id_tag(invocation_id: str) -> str:

@@ -26,7 +26,7 @@ from boki.protocol.calls import PINNED, Call, Outcome
 _TRY_S: Final = 0.005
 """The longest that an acceptance is put off."""
 _MISSES: Final = 3
-"""A function whose tries were in vain this often in a row is not tried for a while."""
+"""A function whose tries had no result this often in a row is not tried for a while."""
 _REST_US: Final = 10_000_000
 """For this long: its bodies may have had an effect, or no worker of it had started yet."""
 _MOST_FUNCTIONS: Final = 10_000
@@ -41,7 +41,7 @@ class Trying:
         self._run = run
         self._clock = clock
         self._misses: dict[str, tuple[int, int]] = {}
-        """By function: how many tries in a row were in vain, and when the last one was."""
+        """By function: how many tries in a row had no result, and when the last one was."""
 
     def may(self, call: Call) -> bool:
         """Whether the call is worth a try: a new one, of a body that is replayed, which asks for a version to run."""

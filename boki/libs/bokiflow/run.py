@@ -64,8 +64,7 @@ async def run_workflow(ctx: Context, workflow: Limited, arguments: tuple[Any, ..
     has_history = chosen is not None and (chosen.if_ended in _AGAIN or bool(chosen.copies))
     attributes = {} if chosen is None else chosen.attributes
     limit = limit_of(attributes, workflow.limit)
-    if CallsById(ctx).is_tried and (has_history or limit is not None or JOINS in attributes):
-        raise Suspend(1, note=TRIED)
+    _check_try(ctx, needs_log=has_history or limit is not None or JOINS in attributes)
     is_first = ctx.run_number == 1 and not has_history
     history = History(life) if is_first else await read_history(ctx.logbook, tag, life)
     if has_history and not history.place:  # what an earlier life had left may be trimmed
@@ -81,8 +80,7 @@ async def run_workflow(ctx: Context, workflow: Limited, arguments: tuple[Any, ..
         has_begun = True
         body = Body(history.scopes(ctx.invocation_id), flow_id, ctx.logbook.name, workflow.fn, arguments)
         body.continue_after = workflow.continue_after
-        if history.continued is None:
-            body.payload = payload
+        body.payload = payload if history.continued is None else body.payload
         if base is not None:
             join(body, base)
         execution = Execution(
@@ -108,6 +106,12 @@ async def run_workflow(ctx: Context, workflow: Limited, arguments: tuple[Any, ..
         finally:
             await execution.close()
         history = await read_history(ctx.logbook, tag, life)
+
+
+def _check_try(ctx: Context, *, needs_log: bool) -> None:
+    """End a try of what cannot begin without the log: it is to be accepted first."""
+    if needs_log and CallsById(ctx).is_tried:
+        raise Suspend(1, note=TRIED)
 
 
 async def _check_losses(ctx: Context) -> None:
