@@ -30,7 +30,7 @@ class Written(Note):
 
     @property
     def may_wait(self) -> bool:
-        """See `Note`: repair goes on when what it has fetched is written; that appends are is for the controller."""
+        """See `Note`: repair waits until what it has fetched is written; only controllers ask about appends."""
         return not self.fetched_bytes
 
 
