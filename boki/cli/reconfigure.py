@@ -49,9 +49,9 @@ def command(
     chroot: Chroot = "",
     data: Data = None,
 ) -> None:
-    """Change the number of logs, the sequencers, or whether cuts run ahead.
+    """Change the number of logs, the sequencers, or how cuts go.
 
-    A controller ends the term and begins one with them.
+    A controller ends the term and begins one with what was changed.
     Appends in flight are ordered, or appended again in the next term. Records stay where they are.
     """
     if logs is None and not sequencers and speculative_cuts is None:

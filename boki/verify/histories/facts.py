@@ -236,11 +236,27 @@ class Facts:
         return bool(tags) and all(seqnum < self.may_floor(record.book, each, time_us) for each in tags)
 
     def may_be_gone_at(self, call: Call, index: int, seqnum: int, time_us: int) -> bool:
-        """The same for the `index`-th record of an append that nobody may ever have seen, at its place in the book."""
+        """The same for the `index`-th record of an append that nobody may ever have seen, at its place in the book.
+
+        `may_floor` knows only records that were seen, so a trim may have reached further than it says.
+        """
         assert isinstance(call.request, Appending)
         rows = call.request.records[index].tags or (None,)
-        return seqnum < self.may_floor(call.book, None, time_us) or all(
-            seqnum < self.may_floor(call.book, row, time_us) for row in rows
+        return self._may_be_below(call, None, seqnum, time_us) or all(
+            self._may_be_below(call, row, seqnum, time_us) for row in rows
+        )
+
+    def _may_be_below(self, append: Call, tag: str | None, seqnum: int, time_us: int) -> bool:
+        """Whether a trim that had been asked for by then may have come behind what the append put there."""
+        return seqnum < self.may_floor(append.book, tag, time_us) or any(
+            isinstance(call.request, Trimming)
+            and call.book == append.book
+            and (call.request.everything or call.request.tag == tag)
+            and seqnum < call.request.before
+            and append.start_us < call.end_us
+            and call.start_us < time_us
+            and not call.is_impossible
+            for call in self.calls
         )
 
     def may_be_deleted(self, book: str, seqnum: int) -> bool:

@@ -256,6 +256,16 @@ def test_records_of_one_append_stand_together(clients: Clients, there: tuple[See
     assert clients.broken(NothingTwice())
 
 
+@pytest.mark.parametrize(("tag", "broken"), [("u", 0), ("v", 1)])
+def test_a_trim_may_take_a_record_of_a_group_that_was_never_seen(clients: Clients, tag: str, broken: int) -> None:
+    """Its place follows from its neighbour's. A trim of another tag is no excuse."""
+    group = Appending((Written("p", ("t",)), Written("q", ("u",))))
+    clients.call("one", group, Refused("connection_lost", "unknown"))
+    clients.call("two", Trimming(MAX, tag), Told())
+    clients.read_out(X, Y, Seen(30, "p", ("t",)))
+    assert len(clients.broken(NothingTwice())) == broken
+
+
 def test_time_never_goes_back(clients: Clients) -> None:
     """A record with a higher seqnum has no earlier time."""
     clients.read("one", Seen(10, "x", ("t",), 5), Seen(20, "y", ("t",), 5))
