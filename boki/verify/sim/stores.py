@@ -19,7 +19,7 @@ from boki.libs.bokistore.records import Checkpoint, checkpoints_tag, codec, row_
 from boki.libs.bokistore.views import View, step, view_of
 from boki.libs.fold import steps
 from boki.libs.fold.steps import ReadPage, Steps
-from boki.log.record import Page, Record
+from boki.log.record import Record
 from boki.verify.histories.facts import Violation
 from boki.verify.histories.lists import find_anomalies
 from boki.verify.histories.objects import find_torn_commits, find_wrong_counts
@@ -90,7 +90,7 @@ class StoreClients:
         memory.draw = Random("bookkeeper").randbytes
         for name in names:
             self._found[name] = await store.at(self._until).object(name).get()
-            self._rows[name] = await steps.run(_fold(name, self._until), book)
+            self._rows[name] = await steps.run(fold(name, self._until), book)
         effects = await steps.run(steps.read_all(EFFECT, stop=self._until + 1), book)
         self._effects = [int(record.data) for record in effects]
         memory.forget()
@@ -191,11 +191,20 @@ class StoreClients:
                     yield f"{worker} knows {name} at {view.last} as {view}, which is {true}"
 
 
-def _fold(name: str, until: int) -> Steps[dict[int, View]]:
+def fold(name: str, until: int) -> Steps[dict[int, View]]:
     """Views of an object by the seqnum of the record that made them: of all its records, or, where trims have taken
-    some away, of those after the first checkpoint that is left.
+    some away, of those after the first checkpoint that is left. Processes save and trim objects beside this: then it
+    begins again.
     """
-    page: Page = yield ReadPage(row_tag(name), limit=1)
+    while True:
+        views = yield from _fold_what_is_left(name, until)
+        if views is not None:
+            return views
+
+
+def _fold_what_is_left(name: str, until: int) -> Steps[dict[int, View] | None]:
+    """As `fold`; None if a trim has taken away records that this was about to read."""
+    page = yield from steps.page(ReadPage(row_tag(name), limit=1))
     view = View()
     if page.first_seqnum:
         saved = yield from steps.read_all(checkpoints_tag(name))
@@ -203,10 +212,17 @@ def _fold(name: str, until: int) -> Steps[dict[int, View]]:
         # a process may have died between the trim of the row and that of the checkpoints
         view = next(found for found in views_left if found.last >= page.first_seqnum)
     views = {view.last: view}
-    for record in (yield from steps.read_all(row_tag(name), start=view.last + 1, stop=until + 1)):
-        view, _, _ = step(view, name, record)
-        views[record.seqnum] = view
-    return views
+    start = view.last + 1
+    while True:
+        page = yield from steps.page(ReadPage(row_tag(name), start, until + 1))
+        if page.first_seqnum > start:
+            return None
+        for record in page.records:
+            view, _, _ = step(view, name, record)
+            views[record.seqnum] = view
+        if page.is_end:
+            return views
+        start = page.next_start
 
 
 def _saved_view(record: Record) -> View | None:

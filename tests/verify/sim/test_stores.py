@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import msgspec
 import pytest
 
 from boki.errors import BokiError
+from boki.libs.bokistore import saving
+from boki.libs.bokistore.records import row_tag
+from boki.libs.bokistore.requests import Requests
+from boki.libs.fold.steps import Step, Steps, drive
 from boki.verify.sim.options import Options, draw_objects, draw_options
 from boki.verify.sim.simulation import simulate
+from boki.verify.sim.stores import fold
+from tests.libs.bokistore.interleaving import Process, logbook
 
 CALM = Options(seed=3, clients=1, chaos_us=2_000_000, stores=2)
 
@@ -55,3 +63,31 @@ def test_transactions_that_are_stuck_break_a_promise(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("boki.libs.bokistore.store.TransactionBlock.__aenter__", refuse)
     promises = {violation.promise: violation.text for violation in simulate(CALM).violations}
     assert "still use objects" in promises["liveness"]
+
+
+@pytest.mark.parametrize("saved", [0, 3])
+@pytest.mark.parametrize("moment", range(3))
+def test_an_object_that_is_trimmed_while_it_is_judged_is_judged_whole(saved: int, moment: int) -> None:
+    """Whichever read of the fold the trim comes after: what it takes away is in a checkpoint (seed 63405)."""
+    process = Process(logbook())
+    process.run(saving.configure(0))
+    for number in range(1, 6):
+        process.run(Requests(process.direct, "x", None).increment("n", 1, None))
+        if number == saved:
+            process.run(saving.save(process.reader, "x"))
+    seqnums = [record.seqnum for record in process.book.read(row_tag("x")).records]
+    reads = count()
+
+    def carry_out(read: Step) -> object:
+        answer = process.run(_alone(read))
+        if next(reads) == moment:
+            process.run(saving.save(process.reader, "x"))
+            assert [record.seqnum for record in process.book.read(row_tag("x")).records] == seqnums[-1:]
+        return answer
+
+    views = drive(fold("x", seqnums[-1]), carry_out)
+    assert views[seqnums[-1]].value == {"n": 5}
+
+
+def _alone(read: Step) -> Steps[object]:
+    return (yield read)
