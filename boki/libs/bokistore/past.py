@@ -91,12 +91,15 @@ class History:
         self.is_end = False
 
     def page(self) -> Steps[list[Version]]:
-        """The next versions."""
-        if self._view is None:
-            self._view = yield from self._begin()
-            self._start = self._view.last + 1 if self._view.last else 0
+        """The next versions. After a trim that has overtaken it, it goes on with what is left."""
         book = self._reader.book
-        page: Page = yield ReadPage(row_tag(self._name), self._start, limit=HISTORY_PAGE, book=book)
+        while True:
+            if self._view is None:
+                self._view, self._start = yield from self._begin()
+            page: Page = yield ReadPage(row_tag(self._name), self._start, limit=HISTORY_PAGE, book=book)
+            if page.first_seqnum <= self._start:
+                break
+            self._view = None
         versions = []
         for record in page.records:
             after, write, _ = step(self._view, self._name, record)
@@ -106,17 +109,27 @@ class History:
         self._start, self.is_end = page.next_start, page.is_end
         return versions
 
-    def _begin(self) -> Steps[View]:
-        """The view before the first record that trims have left."""
+    def _begin(self) -> Steps[tuple[View, int]]:
+        """The view before the first record that trims have left, and where to read on."""
         tag, book = checkpoints_tag(self._name), self._reader.book
-        page: Page = yield ReadPage(row_tag(self._name), limit=1, book=book)
-        if not page.first_seqnum or not page.records:
-            return (yield from self._reader.inherited(self._name))
-        first: Record = page.records[0]
-        checkpoint: Page = yield ReadPage(tag, limit=1, book=book)
-        if not checkpoint.records:
-            return View()
-        return (yield from self._reader.view_at(self._name, max(first.seqnum, checkpoint.records[0].seqnum)))
+        tried = 0
+        while True:
+            page: Page = yield ReadPage(row_tag(self._name), limit=1, book=book)
+            floor = page.first_seqnum
+            if not floor or not page.records:
+                return (yield from self._reader.inherited(self._name)), floor
+            checkpoint: Page = yield ReadPage(tag, limit=1, book=book)
+            if not checkpoint.records:
+                return View(), floor
+            first = max(page.records[0].seqnum, checkpoint.records[0].seqnum)
+            try:
+                view = yield from self._reader.view_at(self._name, first)
+            except Trimmed:
+                if floor <= tried:
+                    raise
+                tried = floor  # another trim may have come meanwhile
+            else:
+                return view, max(floor, view.last + 1)
 
 
 class Watch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from itertools import count
 from typing import Any
 
 import pytest
@@ -11,9 +12,11 @@ import boki.testing
 from boki import InvalidArgument, Trimmed, WrongType
 from boki.libs.bokistore import KeyExpired, Store, Version, saving
 from boki.libs.bokistore.memory import Memory
+from boki.libs.bokistore.past import History
 from boki.libs.bokistore.reading import SAVE_AFTER
 from boki.libs.bokistore.records import checkpoints_tag, row_tag
 from boki.libs.bokistore.requests import Requests
+from boki.libs.fold.steps import Step, Steps, drive
 from tests.libs.bokiqueue.running import asynchronous
 from tests.libs.bokistore.interleaving import Process, logbook
 
@@ -318,3 +321,43 @@ async def test_what_a_fork_needs_is_kept_until_it_is_released() -> None:
         for too_late in (late, deeper):
             with pytest.raises(Trimmed, match="object 'x' of book 'test' was trimmed"):
                 await too_late.object("x").get("n")
+
+
+@pytest.mark.parametrize("saved", [0, 20])
+@pytest.mark.parametrize("moment", range(9))
+def test_a_history_that_a_trim_overtakes_goes_on_with_what_is_left(saved: int, moment: int) -> None:
+    """Whichever read it comes after: every version that is told has the value that the object had, up to the newest."""
+    writer, reader = Process(book := logbook()), Process(book)
+    writer.run(saving.configure(0))
+    values: dict[int, int] = {}
+    if saved:
+        count_to(writer, values, saved)
+        writer.run(saving.save(writer.reader, "x"))
+    count_to(writer, values, 300)
+    history, reads = History(reader.reader, "x"), count()
+
+    def carry_out(read: Step) -> object:
+        answer = reader.run(alone(read))
+        if next(reads) == moment:
+            writer.run(saving.save(writer.reader, "x"))
+            count_to(writer, values, 310)
+        return answer
+
+    told: dict[int, int] = {}
+    while not history.is_end:
+        told |= {version.seqnum: version.value["n"] for version in drive(history.page(), carry_out)}
+    assert told.items() <= values.items()
+    assert max(told.values()) >= 300
+
+
+def count_to(process: Process, values: dict[int, int], last: int) -> None:
+    """Increment the object x until it is there; `values`: which version had which value."""
+    while len(values) < last:
+        process.run(Requests(process.direct, "x", None).increment("n", 1, None))
+        row = process.reader.rows.find("x")
+        assert row is not None
+        values[row.newest.version] = len(values) + 1
+
+
+def alone(read: Step) -> Steps[object]:
+    return (yield read)
