@@ -18,6 +18,7 @@ import msgspec
 from boki.extending import Payload
 from boki.libs.bokiflow.records import (
     Beat,
+    Began,
     Continued,
     Done,
     Ended,
@@ -54,12 +55,19 @@ def number_of(fact: Fact) -> int | None:
 
 
 def cut_at(entries: Sequence[Entry], n: int) -> int:
-    """The place among the entries of the first that is about command `n` or a later one."""
-    for place, entry in enumerate(entries):
-        number = number_of(entry.fact)
-        if number is not None and number >= n:
-            return place
-    return len(entries)
+    """The place among the entries of the first that is about command `n` or a later one, or only says which messages
+    were delivered before that.
+    """
+    numbers = ((place, number_of(entry.fact)) for place, entry in enumerate(entries))
+    cut = next((place for place, number in numbers if number is not None and number >= n), len(entries))
+    while 0 < cut < len(entries) and _only_orders(entries[cut - 1]):
+        cut -= 1
+    return cut
+
+
+def _only_orders(entry: Entry) -> bool:
+    """Whether a record says no more than which message was delivered last."""
+    return isinstance(entry.fact, Began) and entry.seen > 0 and not entry.read_at
 
 
 class History:

@@ -58,6 +58,8 @@ class JournalWriter:
         self._is_settling = False
         self.is_begun = history.began_us > 0
         """Whether the journal says when the workflow began."""
+        self.seen = max((entry.seen for entry in history.entries), default=0)
+        """Up to which message of the inbox the journal says when they were delivered."""
         self.append_count = 0
         self.read_at = 0
         """As of where the body has read since the last record; the next one says so."""
@@ -75,7 +77,7 @@ class JournalWriter:
     def _place(self, fact: Fact, seen: int, at_us: int, began_us: int) -> None:
         started_us = 0 if self.is_begun else began_us
         entry = Entry(self._writer, self._base, seen, at_us, fact, started_us, self._life, self.read_at)
-        self.is_begun, self.read_at = True, 0
+        self.is_begun, self.read_at, self.seen = True, 0, seen
         data = encode_entry(entry)
         self._sent[self.place] = data
         self._kept.append(data)
@@ -175,7 +177,7 @@ class JournalWriter:
         Call it after `rest`, and add nothing until it returns. If this place of the journal is taken, the group is
         refused with it: so what is in the group is there once, however many executions of the run try to append it.
         """
-        read_at, was_begun = self.read_at, self.is_begun
+        before = self.read_at, self.is_begun, self.seen
         self._place(fact, seen, at_us, began_us)
         mine, self._kept = self._kept, []
         start = self.place - len(mine)
@@ -190,7 +192,7 @@ class JournalWriter:
         self.place -= 1
         del self._sent[self.place]
         self._kept = mine[:-1]
-        self.read_at, self.is_begun = read_at, was_begun
+        self.read_at, self.is_begun, self.seen = before
         return None
 
     async def _decide(

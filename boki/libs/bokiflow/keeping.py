@@ -94,10 +94,13 @@ class Keeper:
             await asyncio.wait([task])
 
     def note_position(self) -> None:
-        """What follows has an effect: record first as of where the body has read, if only it knows."""
-        if self._machine.position.is_chosen and self._journal.read_at:
-            machine = self._machine
-            self._journal.add(Began(), machine.seen, machine.now_us, machine.began_us)
+        """What follows has an effect: record first what only this execution knows. That is as of where the body has
+        read, and that a message came before the end of something else that was under way: another execution may have it
+        the other way round, and must not do the same under other numbers.
+        """
+        machine, journal = self._machine, self._journal
+        if (machine.position.is_chosen and journal.read_at) or machine.raced > journal.seen:
+            journal.add(Began(), machine.seen, machine.now_us, machine.began_us)
 
     def _start(self, work: Coroutine[Any, Any, Callable[[], object]]) -> None:
         task = asyncio.get_running_loop().create_task(work)

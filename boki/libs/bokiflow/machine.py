@@ -111,6 +111,8 @@ class Machine:
         """The last message of the inbox that was delivered."""
         self.seen_at = 0
         """As of where the body reads since then: at the message, or where that was copied from."""
+        self.raced = 0
+        """The last message that came while something else could have come first: a step's end, a call's, a timer's."""
         self.is_time_used = False
         """Whether the body depends on when it began: that must be certain before it has an effect."""
         self.event_count = 0
@@ -191,6 +193,8 @@ class Machine:
     def deliver(self, seqnum: int, at_us: int, note: Note, stood_at: int = 0) -> None:
         """The next message of the inbox. `stood_at`: it is a copy of one of another inbox, which stood there."""
         if self.diverged is None:
+            if self._commands or self.due_timer() is not None:
+                self.raced = seqnum
             self.seen, self.seen_at = seqnum, stood_at or seqnum
             self._pass_to(at_us)
             self._context.run(self.mailbox.deliver, seqnum, note, self.seen_at)

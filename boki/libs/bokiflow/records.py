@@ -87,7 +87,9 @@ class Beat(msgspec.Struct, frozen=True, array_like=True, tag=5):
 
 
 class Began(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """The run waits before anything else was recorded; its header says when it began."""
+    """Nothing but what its header says: when the run began, as of where it has read, or which message was delivered
+    while something else was under way.
+    """
 
 
 class Continued(msgspec.Struct, frozen=True, array_like=True, tag=7):

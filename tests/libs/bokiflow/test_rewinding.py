@@ -113,6 +113,19 @@ async def test_one_that_was_cancelled_is_not_cancelled_again(boki_context: boki.
     assert await handle.result() == ["hotel 1", "flight 2", "pay 1"]
 
 
+async def test_one_that_was_cancelled_goes_on_with_what_it_waited_for(boki_context: boki.testing.Context) -> None:
+    """What says that the request came before the end of the timer is forgotten with what it led to."""
+    ctx = boki_context
+    handle = await trip.start(ctx, "Ada", id="t")
+    await ctx.clock.advance(100)
+    await handle.cancel("no more")
+    with pytest.raises(FunctionFailed):
+        await handle.result()
+    await handle.rewind(3)
+    assert await handle.result() == ["hotel 1", "flight 1", "pay 1"]
+    assert DONE.count("undo hotel") == 1
+
+
 async def test_one_that_was_killed_can_be_rewound(boki_context: boki.testing.Context) -> None:
     """A kill leaves the journal as it is."""
     ctx = boki_context
