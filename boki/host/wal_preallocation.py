@@ -20,8 +20,10 @@ from typing import Final
 _FROM_BYTES: Final = 1 << 20
 """A database gets zeros once this much has been written, so that small ones stay small."""
 _CHUNK_BYTES: Final = 256 << 10
-_LARGE_BYTES: Final = 32 << 10
-"""A write of this size gains nothing by zeros, which would be written only to be overwritten."""
+_LARGE_BYTES: Final = 10 << 10
+"""Writes that are larger on the average gain nothing by zeros, which would be written only to be overwritten."""
+_AVERAGED: Final = 8
+"""About the number of writes in that average: in a log that two roles share small ones stand between large ones."""
 _SPARE_BYTES: Final = 4 << 10
 _ZEROS: Final = bytes(_CHUNK_BYTES)
 
@@ -34,13 +36,15 @@ class WalPreallocation:
         self._written_bytes = 0
         self._left_bytes = 0
         """About how many zeros are left."""
+        self._average_bytes = 0
 
     def before_write(self, size_bytes: int) -> None:
         """The next write has about this size. Nothing that has been written before it may be unsynced."""
         self._written_bytes += size_bytes
+        self._average_bytes += (size_bytes - self._average_bytes) // _AVERAGED
         if (
             self._left_bytes < size_bytes + _SPARE_BYTES
-            and size_bytes < _LARGE_BYTES
+            and self._average_bytes < _LARGE_BYTES
             and self._written_bytes >= _FROM_BYTES
             and self._extend()
         ):
