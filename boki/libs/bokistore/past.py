@@ -91,7 +91,7 @@ class History:
         self.is_end = False
 
     def page(self) -> Steps[list[Version]]:
-        """The next versions. After a trim that has overtaken it, it goes on with what is left."""
+        """The next versions. After a trim that has overtaken it, it continues with what is left."""
         book = self._reader.book
         while True:
             if self._view is None:

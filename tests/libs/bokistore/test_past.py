@@ -325,7 +325,7 @@ async def test_what_a_fork_needs_is_kept_until_it_is_released() -> None:
 
 @pytest.mark.parametrize("saved", [0, 20])
 @pytest.mark.parametrize("moment", range(9))
-def test_a_history_that_a_trim_overtakes_goes_on_with_what_is_left(saved: int, moment: int) -> None:
+def test_a_history_that_a_trim_overtakes_continues_with_what_is_left(saved: int, moment: int) -> None:
     """Whichever read it comes after: every version that is told has the value that the object had, up to the newest."""
     writer, reader = Process(book := logbook()), Process(book)
     writer.run(saving.configure(0))
