@@ -87,10 +87,14 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
         return next((member for member in self.members if member.node == node), None)
 
     def mates(self) -> dict[NodeId, NodeId | None]:
-        """Of each sequencer, the storage node of its process behind whose records it can keep cuts, if there is one."""
+        """Of each sequencer, the storage node of its process behind whose records it can keep cuts; None if it cannot.
+
+        One that can and whose storage node has not registered yet is left out.
+        """
         storage = {m.process: m.node for m in self.members if m.role is Role.STORAGE}
         sequencers = [m for m in self.members if m.role is Role.SEQUENCER]
-        return {m.node: storage.get(m.process) if m.runs_ahead else None for m in sequencers}
+        alone: dict[NodeId, NodeId | None] = {m.node: None for m in sequencers if not m.runs_ahead}
+        return alone | {m.node: storage[m.process] for m in sequencers if m.runs_ahead and m.process in storage}
 
     def beside(self, node: NodeId) -> tuple[Member, ...]:
         """The other roles of the process that plays that one."""

@@ -62,7 +62,17 @@ def test_members_of_one_process_are_mates_if_they_say_so() -> None:
     ]
     alone = Member(node=NodeId("sequencer-4"), role=Role.SEQUENCER, incarnation=1, runs_ahead=True)
     mates = Membership(number=1, members=(*members, alone)).mates()
-    assert mates == {"sequencer-1": "storage-1", "sequencer-2": "storage-2", "sequencer-3": None, "sequencer-4": None}
+    assert mates == {"sequencer-1": "storage-1", "sequencer-2": "storage-2", "sequencer-3": None}
+
+
+def test_roles_that_register_one_after_the_other_begin_no_term() -> None:
+    """After an expired session a sequencer is often there before the storage node of its process."""
+    members = [
+        Member(node=node, role=Role.SEQUENCER, incarnation=1, host=NodeId(f"node-{n}"), runs_ahead=True)
+        for n, node in enumerate(SEQUENCERS, 1)
+    ]
+    plan, _ = next_plan(view(beside=STORAGE), sight(beside=Membership(number=1, members=tuple(members)).mates()))
+    assert plan.beside == STORAGE
 
 
 @pytest.mark.parametrize(
