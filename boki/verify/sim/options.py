@@ -55,6 +55,8 @@ _FAULTS_BESIDE: Final = 3
 _DECOMMISSION_SHARE: Final = 0.14
 _SPECULATION_SHARE: Final = 0.75
 """Of the seeds in which cuts may run ahead, those in which they do; and of these, those with the scenario for it."""
+_SELDOM: Final = 0.1
+"""How often faults come whose scenario they would spoil, of their usual rate."""
 _SLOWS_AFTER_OPERATIONS: Final = 40
 """What a client of a fast cluster does for the hundredth time shows little that is new, and takes time."""
 
@@ -258,12 +260,12 @@ def _draw_shared_log(options: Options, rng: Random) -> Options:
 def draw_speculation(options: Options, rng: Random) -> Options:
     """Cuts run ahead. Mostly every node has both roles; sometimes one of the shards' replicas has none, or changes."""
     count = rng.choice((3, 3, 3, 5))
-    if rng.random() < _SPECULATION_SHARE:  # few faults beside the scenario: else it hardly ever gets through
-        few = sorted(rng.sample(sorted(options.faults), min(_FAULTS_BESIDE, len(options.faults))))
+    if rng.random() < _SPECULATION_SHARE:  # most faults seldom: else the scenario hardly ever gets through
+        often = rng.sample(sorted(options.faults), min(_FAULTS_BESIDE, len(options.faults)))
         options = msgspec.structs.replace(
             options,
             scenarios={"ahead": 3.0},
-            faults={fault: options.faults[fault] for fault in few},
+            faults={fault: rate * (1 if fault in often else _SELDOM) for fault, rate in options.faults.items()},
             chaos_us=max(options.chaos_us, 4_000_000),
         )
     return msgspec.structs.replace(

@@ -17,7 +17,7 @@ from boki.verify.sim.coverage import SITUATIONS
 from boki.verify.sim.options import BESIDE, FAULTS, Options, draw_options
 from boki.verify.sim.simulation import simulate
 
-SEEDS = 90
+SEEDS = 160
 """In the ordinary run. `--whole` runs as many as must meet every rare situation."""
 CHUNK = 10
 
@@ -65,7 +65,7 @@ def test_no_seed_breaks_a_promise(first: int, shared: Path, pytestconfig: pytest
         assert summary.seeds == _seeds(pytestconfig)
         assert summary.unseen == []
         assert median(summary.terms) >= 2
-        assert median(summary.operations) >= 175
+        assert median(summary.operations) >= 200
 
 
 DIGESTS = """
@@ -105,12 +105,12 @@ def test_a_seed_gives_the_same_result_wherever_it_runs() -> None:
 
 
 def test_every_fault_is_drawn_and_some_seeds_have_none_or_one() -> None:
-    """The swarm leaves features out (5 % of the seeds all, 5 % all but one), and each class is in a third to a half.
+    """The swarm leaves features out (5 % of the seeds all, 5 % all but one), and each class is in about half.
 
     Those that came later are in a tenth: in seeds that have more than one other.
     """
     drawn = [draw_options(seed).faults for seed in range(1000)]
-    assert all(300 < sum(fault in faults for faults in drawn) < 550 for fault in FAULTS)
+    assert all(350 < sum(fault in faults for faults in drawn) < 550 for fault in FAULTS)
     assert all(50 < sum(fault in faults for faults in drawn) < 150 for fault in BESIDE)
     assert 20 < sum(len(faults) == 0 for faults in drawn) < 80
     assert 20 < sum(len(faults) == 1 for faults in drawn) < 80
