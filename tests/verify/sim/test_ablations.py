@@ -82,11 +82,11 @@ FIRST_CAUGHT = {
 """
 
 
-PART = 4
+PART = 3
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """All safeguards with `--whole`, otherwise the quarter that the fewest seeds have caught.
+    """All safeguards with `--whole`, otherwise the third that the fewest seeds have caught.
 
     Whenever the simulator draws anything else all are caught elsewhere, and only what many seeds catch is found soon.
     """
