@@ -65,8 +65,8 @@ class Options:
             raise ConfigError("--trace shows where the time of append goes in a system of its own: name append alone")
         if self.is_separate and not self.is_cluster:
             raise ConfigError("--separate is a layout of clusters: say --cluster")
-        if self.speculates and not self.is_cluster:
-            raise ConfigError("--speculative-cuts is for a cluster: say --cluster")
+        if self.speculates and not self.is_cluster and set(names) != {"peers"}:  # peers starts clusters itself
+            raise ConfigError("--speculative-cuts is for a cluster: say --cluster, or name peers alone")
         if self.is_cluster and self.url:
             raise ConfigError("--cluster starts a cluster of its own: leave --url out")
         if not self.url:

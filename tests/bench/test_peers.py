@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from boki.bench import peer_servers
+from boki.bench import peer_servers, peers
 from boki.bench.log_peers import LOG_PEERS, REFERENCE, LogLoad, LogPeer, append_round
 from boki.bench.peer_servers import NatsServer, RedisServer
 from boki.bench.peers import System, compared
 from boki.bench.plot import draw
 from boki.bench.rows import Round, Row
+from boki.bench.system import Options
 from boki.cli.app import app
+from boki.config.loading import DevConfig
+from boki.config.up import UpConfig
 from boki.errors import BokiError
 
 SINGLE = [peer for peer in LOG_PEERS if peer.server.replicas == 1 and peer_servers.is_installed(peer.server)]
@@ -115,6 +120,8 @@ def test_the_picture_has_every_system_and_window(tmp_path: Path) -> None:
         (["peers", "--plot", "a.png"], ".svg"),
         (["peers", "--plot", "nowhere/a.svg"], "exists"),
         (["peers", "--url", "http://127.0.0.1:9"], "--url"),
+        (["append", "--speculative-cuts"], "--cluster"),
+        (["peers", "append", "--speculative-cuts"], "--cluster"),
     ],
 )
 def test_what_cannot_be_compared_or_drawn_is_refused_before_anything_starts(words: list[str], remedy: str) -> None:
@@ -124,11 +131,28 @@ def test_what_cannot_be_compared_or_drawn_is_refused_before_anything_starts(word
     assert remedy in done.output
 
 
+def test_its_clusters_have_cuts_that_run_ahead_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without `--cluster`: it starts clusters all the same. One process has no such cuts."""
+    started: dict[int, DevConfig | UpConfig] = {}
+
+    @contextmanager
+    def target(options: Options) -> Iterator[None]:
+        started[options.replicas] = options.config(Path("data"), Path("functions"))
+        yield
+
+    options = Options(speculates=True)
+    options.check(["peers"])
+    monkeypatch.setattr(peers, "target", target)
+    for replicas in (1, 3):
+        with peers._ours(options, lambda _text: None, replicas, "fsync"):
+            pass
+    assert isinstance(started[1], DevConfig)
+    assert isinstance(started[3], UpConfig)
+    assert started[3].speculative_cuts
+
+
 def test_without_nats_there_is_nothing_to_compare_with(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error has the command that installs it."""
-    from boki.bench import peers
-    from boki.bench.system import Options
-
     monkeypatch.setattr(peers, "is_installed", lambda _server: False)
     with pytest.raises(BokiError, match=r"pip install 'boki\[peers\]'"):
         next(peers.peers(Options(), lambda _text: None))
