@@ -40,7 +40,9 @@ Inflight = Annotated[
 IsCluster = Annotated[
     bool, typer.Option("--cluster", help="Measure a whole cluster, of three nodes: 3 replicas by default.")
 ]
-Speculates = Annotated[bool, typer.Option("--speculative-cuts", help="With --cluster, or for peers: cuts run ahead of reports.")]
+Speculates = Annotated[
+    bool, typer.Option("--speculative-cuts", help="With --cluster or peers: cuts run ahead of reports.")
+]
 Replicas = Annotated[
     int | None, typer.Option(min=1, help="Replicas of each record in the system that is started.", show_default="1")
 ]
