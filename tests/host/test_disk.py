@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -171,8 +172,10 @@ def test_what_nobody_waits_for_is_synced_with_what_somebody_does(tmp_path: Path)
         done: asyncio.Queue[int] = asyncio.Queue()
         for number in range(3):
             disk.store(Store([Put(b"a", b"%d" % number)], THEN), lambda _, n=number: done.put_nowait(n), can_wait=True)
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        looked = asyncio.Event()
+        # behind a commit of this turn, if there were one, and then behind its sync
+        loop.call_soon(disk.log.run_in_thread, partial(disk.log.tell, looked.set))
+        await looked.wait()
         assert disk.sync_count == 0
         disk.store(Store([Put(b"a", b"last")], THEN), lambda _: done.put_nowait(3))
         assert [await done.get() for _ in range(4)] == [0, 1, 2, 3]
