@@ -42,6 +42,14 @@ def record_of(identity: str) -> str:
     return identity.split("-")[0]
 
 
+async def first_on_its_way(process: Slow, queue: Queue[int]) -> asyncio.Task[str]:
+    """A push of 0, whose append waits for the gate."""
+    process.is_slow = True
+    push = asyncio.create_task(queue.push(0))
+    await process.is_asked.wait()
+    return push
+
+
 async def ids_of(*pushes: Awaitable[str]) -> list[str]:
     return list(await asyncio.gather(*pushes))
 
@@ -64,13 +72,11 @@ async def test_while_a_record_is_on_its_way_the_next_one_gathers(monkeypatch: py
     monkeypatch.setattr(appending, "HOLD_S", 3_600.0)
     process = Slow(MemoryPort())
     queue = await opened(process)
-    process.is_slow = True
-    first = asyncio.ensure_future(queue.push(0))
-    await process.is_asked.wait()
+    first = await first_on_its_way(process, queue)
     later = []
     for number in range(1, 4):
         later.append(asyncio.ensure_future(queue.push(number)))
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # a turn each: pushes of one turn would share a record anyway
     process.gate.set()
     ids = await ids_of(first, *later)
     assert len({record_of(one) for one in ids[1:]}) == 1
@@ -84,9 +90,7 @@ async def test_a_record_that_is_not_answered_holds_no_push_for_long(monkeypatch:
     monkeypatch.setattr(appending, "HOLD_S", 0.0)
     process = Slow(MemoryPort())
     queue = await opened(process)
-    process.is_slow = True
-    first = asyncio.ensure_future(queue.push(0))
-    await process.is_asked.wait()
+    first = await first_on_its_way(process, queue)
     await queue.push(1)
     assert not first.done()
     process.gate.set()
@@ -100,12 +104,10 @@ async def test_a_push_that_is_cancelled_while_it_waits_takes_no_other_along(monk
     monkeypatch.setattr(appending, "HOLD_S", 3_600.0)
     process = Slow(MemoryPort())
     queue = await opened(process)
-    process.is_slow = True
-    first = asyncio.ensure_future(queue.push(0))
-    await process.is_asked.wait()
+    first = await first_on_its_way(process, queue)
     hasty = asyncio.ensure_future(queue.push(1))
     patient = asyncio.ensure_future(queue.push(2))
-    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # both have begun: a task that has not would never push
     hasty.cancel()
     process.gate.set()
     await ids_of(first, patient)
