@@ -32,7 +32,7 @@ from boki.libs.bokiqueue.records import Credit, Take
 from boki.libs.bokiqueue.sessions import StandingTakes
 from boki.libs.bokiqueue.state import ShardState
 from boki.log.batch import Batch
-from boki.log.ids import shard_incarnation
+from boki.log.ids import ShardId, shard_incarnation
 from boki.log.metalog import CloseShard, Trim
 from boki.log.quorum import majority
 from boki.log.record import Expect
@@ -92,11 +92,11 @@ def no_incarnation_check() -> Any:
 def no_write_quorum() -> Any:
     """One replica is enough for a cut."""
 
-    def reported(self: Primary, number: int) -> int:
+    def of_one(self: Primary, number: ShardId) -> int:
         shard = self._shards.get(number)
         return max((stored for _, stored in shard.stored.values()), default=0) if shard else 0
 
-    return without(Primary, "_reported", reported)
+    return without(Primary, "_reported", of_one)
 
 
 def no_position_wait() -> Any:

@@ -7,32 +7,32 @@ import pytest
 from tests.verify.sim.ablations import ABLATIONS, LIMIT, seeds_needed
 
 FIRST_CAUGHT = {
-    "a majority of seals": 94,
+    "a majority of seals": 21,
     "a quorum of checkpoints": 25,
-    "age of locks": 1,
-    "checksums": 82,
-    "comparison of queries": 6,
-    "comparison of results": 6,
+    "age of locks": 9,
+    "checksums": 26,
+    "comparison of queries": 40,
+    "comparison of results": 25,
     "comparison of rows": 25,
     "completion on a majority": 30,
     "condition on a guess": 25,
     "conditions": 0,
-    "conditions on the ends of calls": 12,
+    "conditions on the ends of calls": 5,
     "conditions on the runs of workflows": 398,
     "copies before a move": 6,
-    "count of the journal": 7,
+    "count of the journal": 36,
     "counts outlive trims": 9,
-    "durable seal": 67,
+    "durable seal": 68,
     "durable trim floors": 19,
-    "effects wait for the journal": 3,
+    "effects wait for the journal": 4,
     "end of locks": 1,
-    "end of silent consumers": 13,
-    "end of the fenced": 6,
+    "end of silent consumers": 57,
+    "end of the fenced": 13,
     "fence before a takeover": 41,
     "fence under a commit": 13,
-    "fetch of needed records": 85,
-    "fresh tails": 11,
-    "end of overtaken executions": 1,
+    "fetch of needed records": 175,
+    "fresh tails": 69,
+    "end of overtaken executions": 20,
     "fsync before a checkpoint counts": 102,
     "fsync before a completion counts": 30,
     "fsync before the report": 0,
@@ -42,21 +42,21 @@ FIRST_CAUGHT = {
     "key de-duplication": 0,
     "keys of transactions": 8,
     "look for one's own commit": 6,
-    "memory of ops": 11,
-    "memory of requests": 19,
+    "memory of ops": 13,
+    "memory of requests": 31,
     "news of objects": 6,
-    "numbers of an incarnation": 77,
+    "numbers of an incarnation": 6,
     "one wake-up for a sleep": 4,
-    "order of a workflow's messages": 10,
+    "order of a workflow's messages": 20,
     "order in a shared log": 163,
     "once for keyed state": 4,
     "order of keys": 46,
-    "order of locks": 12,
+    "order of locks": 26,
     "parts that are undone": 6,
     "waiting for drains": 6,
-    "position wait on reads": 26,
-    "positions for clients": 242,
-    "reads in the conditions": 6,
+    "position wait on reads": 12,
+    "positions for clients": 84,
+    "reads in the conditions": 40,
     "restarted primary silent": 37,
     "records in front of a completion": 59,
     "records in front of a cut": 9,
@@ -69,12 +69,12 @@ FIRST_CAUGHT = {
     "time of the term before": 122,
     "tokens of leases": 13,
     "timers of suspended workflows": 4,
-    "trims carried out once": 5,
+    "trims carried out once": 39,
     "wake-ups of workflows": 20,
-    "wake-ups that came first": 1,
-    "what may be repeated": 11,
+    "wake-ups that came first": 39,
+    "what may be repeated": 6,
     "wait for the shared sync": 35,
-    "write quorum": 9,
+    "write quorum": 8,
 }
 """Where each was caught when this was last measured: tried first, so that a test run need not begin at seed 0.
 
@@ -90,16 +90,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
     Whenever the simulator draws anything else all are caught elsewhere, and only what many seeds catch is found soon.
     """
-    if "name" in metafunc.fixturenames:
-        names = sorted(ABLATIONS, key=lambda name: FIRST_CAUGHT.get(name, LIMIT))
-        metafunc.parametrize("name", names if metafunc.config.getoption("whole") else names[: len(names) // PART])
+    if "name" not in metafunc.fixturenames:
+        return
+    names = sorted(ABLATIONS, key=lambda name: FIRST_CAUGHT.get(name, LIMIT))
+    metafunc.parametrize("name", names if metafunc.config.getoption("whole") else names[: len(names) // PART])
 
 
-@pytest.mark.parametrize("every", sorted(ABLATIONS))
-def test_a_safeguard_can_be_switched_off(every: str) -> None:
-    """What it patches is still there: most are run by `--whole` only, and would rot unseen."""
-    with ABLATIONS[every]():
-        pass
+def test_every_safeguard_is_there_to_be_switched_off() -> None:
+    """Also those that only `--whole` switches off: an ablation of what was renamed would switch off nothing."""
+    for switch_off in ABLATIONS.values():
+        with switch_off():
+            pass
 
 
 def test_a_safeguard_that_is_off_is_noticed(name: str) -> None:
