@@ -158,10 +158,13 @@ class Dispatch:
         return self._take()
 
     def cancel(self, ticket: int, now_us: int) -> list[DispatchEffect]:
-        """The caller has left; the call is not answered. Its time, and its children's, ends now."""
+        """The caller has left; the call is not answered. Its time, and its children's, ends now. A try keeps its time:
+        it was given up after milliseconds, and a body that computes for longer does not cost its worker otherwise.
+        """
         live = self._live.get(ticket)
         if live is not None:
-            self._hurry(live, now_us)
+            if not live.call.is_tried:
+                self._hurry(live, now_us)
             self._give_up(live)
             self._fill(live.pool, now_us)
         return self._take()

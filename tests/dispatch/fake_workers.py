@@ -271,9 +271,9 @@ def ready_shell(*functions: object, budget: Budget | None = None, limits: Limits
     return shell
 
 
-def run(shell: Shell, function: str) -> tuple[int, int]:
+def run(shell: Shell, function: str, **options: object) -> tuple[int, int]:
     """A call that a worker has begun: (worker, ticket)."""
-    ticket = shell.submit(function)
+    ticket = shell.submit(function, **options)
     for worker in list(shell.workers.values()):
         if worker.state == "starting":
             shell.hello(worker.id)

@@ -193,6 +193,18 @@ def test_a_cancelled_call_that_does_not_end_costs_its_worker_after_a_grace() -> 
     assert shell.workers[worker].state == "killed"
 
 
+def test_a_try_that_is_given_up_costs_no_worker_before_its_own_deadline() -> None:
+    """A body that computes for a second is given up after milliseconds, and its worker has other calls."""
+    shell = ready_shell(info("f", timeout_s=10))
+    worker, ticket = run(shell, "f", is_tried=True)
+    shell.cancel(ticket)
+    assert shell.workers[worker].calls[ticket].cancelled
+    shell.tick(9)
+    assert shell.workers[worker].state == "ready"
+    shell.tick(1.6)
+    assert shell.workers[worker].state == "killed"
+
+
 def only_ticket(shell: Shell, worker: int) -> int:
     (ticket,) = shell.workers[worker].calls
     return ticket
