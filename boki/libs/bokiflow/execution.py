@@ -56,8 +56,6 @@ _WATCHED: Final = 12
 """Maximum number of locks of which a suspended run watches the workflow in front."""
 _LINGER_US: Final = 300_000
 """How long a run waits for something to happen before it is suspended."""
-
-
 TRIED: Final = "to be accepted first"
 
 
@@ -163,6 +161,8 @@ class Execution:
 
     async def record_continuation(self, payload: Payload) -> None:
         """The workflow begins again, by a record in front of which the journal is trimmed."""
+        if self._is_tried:
+            raise Suspend(1, note=TRIED)
         await record_continuation(
             self._ctx, self.machine, self.inbox, self.journal, self._history, self._clock.now_us(), payload
         )
@@ -407,6 +407,9 @@ class Execution:
         return self.journal.is_firm and not self.machine.is_over
 
     def _plan_rest(self) -> None:
+        if self._is_tried:
+            self.give_way()
+            return
         events = self._events
 
         def look() -> None:

@@ -109,7 +109,7 @@ async def run_workflow(ctx: Context, workflow: Limited, arguments: tuple[Any, ..
 
 
 def _check_try(ctx: Context, *, needs_log: bool) -> None:
-    """End a try of what cannot begin without the log: it is to be accepted first."""
+    """End a try of what cannot begin or end without the log or other calls: it is to be accepted first."""
     if needs_log and CallsById(ctx).is_tried:
         raise Suspend(1, note=TRIED)
 
@@ -153,6 +153,7 @@ async def _attend(ctx: Context, workflow: Limited, what: str) -> Any:
 
 async def _clean_up(ctx: Context, workflow: Runnable, body: Body) -> None:
     """The workflow is about to end: so do its children, and histories that are old enough."""
+    _check_try(ctx, needs_log=bool(body.children))
     calling = Calling(ctx, body.scopes)
     for work in body.children.values():
         await calling.close(work)
