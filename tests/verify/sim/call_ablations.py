@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from boki.books.calls.call_book import CallBook
-from boki.books.calls.ledger import CODEC, Finished, id_tag
+from boki.books.calls.ledger import CODEC, CallEntry, Finished, id_of, id_tag
 from boki.books.calls.sleepers import Sleepers
 from boki.engine.watches import Watches
 from boki.protocol.effects import Effect
@@ -24,12 +25,22 @@ def no_fence_before_a_takeover() -> Any:
 
 def no_condition_on_ends() -> Any:
     """The end of a logged call is recorded whatever its last record is."""
+    return _blind(lambda entry: isinstance(entry, Finished))
+
+
+def no_condition_on_runs() -> Any:
+    """A run begins whatever has become of its call: it has ended, or is another engine's."""
+    return _blind(lambda entry: not isinstance(entry, Finished))
+
+
+def _blind(is_meant: Callable[[CallEntry], bool]) -> Any:
+    """Such records of a call are appended whatever its last record is."""
     append_after = CallBook.append_after
 
-    async def blind(self: CallBook, entry: Any, expected_seqnum: int, tags: Any = ()) -> bool:
-        if not isinstance(entry, Finished):
+    async def blind(self: CallBook, entry: CallEntry, expected_seqnum: int, tags: Sequence[str] = ()) -> bool:
+        if not is_meant(entry):
             return await append_after(self, entry, expected_seqnum, tags)
-        seqnum = await self._book.append(CODEC.encode(entry), [id_tag(entry.id), *tags])
+        seqnum = await self._book.append(CODEC.encode(entry), [id_tag(id_of(entry)), *tags])
         self.ledger.learn(seqnum, 0, entry)
         return True
 

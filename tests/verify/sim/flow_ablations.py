@@ -9,8 +9,6 @@ from typing import Any
 import msgspec
 
 from boki import ConditionFailed
-from boki.books.calls.call_book import CallBook
-from boki.books.calls.ledger import CODEC, Finished, id_tag
 from boki.extending import WakeOn
 from boki.libs.bokiflow import execution, journal
 from boki.libs.bokiflow.body import Body
@@ -29,7 +27,6 @@ NEED_FLOWS = (
     "end of locks",
     "order of locks",
     "once for keyed state",
-    "conditions on the runs of workflows",
     "effects wait for the journal",
     "end of overtaken executions",
     "timers of suspended workflows",
@@ -80,20 +77,6 @@ def no_end_of_the_overtaken() -> Any:
     stack.enter_context(without(Execution, "_on_journal", stubborn))
     stack.enter_context(without(calls, "_LATE", 0.5))  # else the one that nobody waits for loses each race
     return stack
-
-
-def no_condition_on_runs() -> Any:
-    """A run begins whatever has become of its call: it has ended, or is another engine's."""
-    append_after = CallBook.append_after
-
-    async def blind(self: CallBook, entry: Any, expected_seqnum: int, tags: Any = ()) -> bool:
-        if isinstance(entry, Finished):
-            return await append_after(self, entry, expected_seqnum, tags)
-        seqnum = await self._book.append(CODEC.encode(entry), [id_tag(entry.id), *tags])
-        self.ledger.learn(seqnum, 0, entry)
-        return True
-
-    return without(CallBook, "append_after", blind)
 
 
 def no_timer_of_a_suspension() -> Any:
@@ -164,7 +147,6 @@ ABLATIONS: dict[str, Callable[[], Any]] = {
     "scope of step keys": no_scope_of_numbers,
     "effects wait for the journal": no_wait_for_the_journal,
     "end of overtaken executions": no_end_of_the_overtaken,
-    "conditions on the runs of workflows": no_condition_on_runs,
     "timers of suspended workflows": no_timer_of_a_suspension,
     "order of locks": no_order_of_locks,
     "end of locks": no_end_of_locks,

@@ -18,7 +18,7 @@ FIRST_CAUGHT = {
     "condition on a guess": 25,
     "conditions": 0,
     "conditions on the ends of calls": 5,
-    "conditions on the runs of workflows": 398,
+    "conditions on the runs of calls": 7,
     "copies before a move": 6,
     "count of the journal": 36,
     "counts outlive trims": 9,
