@@ -35,9 +35,9 @@ def payload_of(workflow: Workflow[Any, Any] | str, payload: tuple[Any, ...]) -> 
 
 
 def pairs_of(attributes: Mapping[str, Attribute] | None) -> list[str]:
-    """Attributes as a query has them: `name=value`, texts in quotes."""
+    """Attributes as a query has them: `name=value`, texts in quotes, in which nothing is escaped."""
     return [
-        f"{name}={value!r}" if isinstance(value, str) else f"{name}={msgspec.json.encode(value).decode()}"
+        f"{name}='{value}'" if isinstance(value, str) else f"{name}={msgspec.json.encode(value).decode()}"
         for name, value in check_attributes(attributes).items()
     ]
 
