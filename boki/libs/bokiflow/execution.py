@@ -479,7 +479,7 @@ class Execution:
         if self._attempt_count != attempt_count:  # the log was slow, and an attempt was due meanwhile
             return
         wake_us = 0 if self._is_paused else self._next_due_us()
-        note = ", ".join(f"waits for lock {key}, which {found.holder} holds" for key, found in ahead)
+        note = ", ".join(found.note(key) for key, found in ahead)
         note = f"paused: {self._is_paused}" if self._is_paused else note
         self._suspend = Suspend(wake_us, wakes, note[:200])
         self.end()

@@ -12,6 +12,7 @@ import boki.testing
 from boki import BokiError, ConfigError, InvalidArgument
 from boki.extending import CallsById
 from boki.libs.bokiflow import Handle, Limit, WorkflowCancelled, flow, workflow
+from boki.libs.bokiflow.face import queues as face_queues
 from boki.libs.bokiflow.face.queues import Queues
 from boki.libs.bokiflow.gates.marks import gate_id_of
 from boki.libs.bokiflow.gates.records import Admission, Asked, GateNote, gate_tag
@@ -108,7 +109,7 @@ async def test_so_many_run_at_once_and_the_others_wait_in_their_order(
     assert [name[1:] for name in RAN] == [str(number) for number in range(7)]
 
 
-async def test_each_key_has_its_own_limit(boki_context: boki.testing.Context) -> None:
+async def test_each_key_has_its_own_limit(boki_context: boki.testing.Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """The field of the payload says whose it is; a start may say another key."""
     ctx = boki_context
     handles = [await one_each.start(ctx, Order(name), id=f"{name}{n}") for n in range(2) for name in ("ada", "bob")]
@@ -118,10 +119,14 @@ async def test_each_key_has_its_own_limit(boki_context: boki.testing.Context) ->
     assert (await handles[2].status()).note == "waits for its turn: at most 1 at once for 'ada'"
     hurried = await one_each.start(ctx, Order("ada"), id="hurried", priority=5)
     await ctx.clock.advance(1)
+    read: list[str] = []
+    records = face_queues._records
+    monkeypatch.setattr(face_queues, "_records", lambda book, tag: read.append(tag) or records(book, tag))
     queues = Queues(ctx.logbook.session)
     places = [await queues.place_of(await CallsById(ctx).state(one.invocation_id)) for one in (*handles, hurried)]
     alone, first, second = ({"place": n, "waiting": of} for n, of in ((1, 1), (1, 2), (2, 2)))
     assert places == [None, None, second, alone, None, first]
+    assert len(read) == 1, "all keys of a limit are in one log"
     assert len(await results(handles)) == 5
 
 

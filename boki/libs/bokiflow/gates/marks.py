@@ -19,6 +19,10 @@ LIMIT: Final = "boki:limit"
 """Attributes of workflows: what their limit counts them by, who goes first, and a limit that the start names."""
 
 
+FOR_ITS_TURN: Final = "waits for its turn"
+"""How the note of a workflow begins that a limit does not let begin yet."""
+
+
 def gate_id_of(workflow: str, book: str) -> str:
     """The invocation id of the attendant that lets the workflows of this name begin."""
     return invocation_id_of(workflow, book, "boki:gate", "")

@@ -10,7 +10,7 @@ from boki.extending import ATTENDS, CallsById, Suspend, WakeOn
 from boki.libs.bokiflow.attending import Attending
 from boki.libs.bokiflow.beginning import has_ended
 from boki.libs.bokiflow.clocks import clock_of
-from boki.libs.bokiflow.gates.marks import PRIORITY, gate_id_of, key_of
+from boki.libs.bokiflow.gates.marks import FOR_ITS_TURN, PRIORITY, gate_id_of, key_of
 from boki.libs.bokiflow.gates.records import Admission, Asked, GateNote, GateRecord, gate_tag
 from boki.libs.bokiflow.gates.spec import Limit, describe
 from boki.libs.bokiflow.gates.state import Gate
@@ -48,7 +48,7 @@ async def pass_gate(ctx: Context, workflow: str, limit: Limit, payload: Any, lif
     key = key_of(limit, attributes, payload)
     asked = Asked(request, ctx.invocation_id, key, int(attributes.get(PRIORITY, 0)), limit)
     gate_id = gate_id_of(workflow, ctx.logbook.name)
-    note, again_us = f"waits for its turn: {describe(limit, key)}", 0
+    note, again_us = f"{FOR_ITS_TURN}: {describe(limit, key)}", 0
     try:
         await ctx.logbook.append(CODEC.encode(GateRecord(asked)), [gate_tag(gate_id)], key=f"flow-gate:{request}")
         await _start_attendant(ctx, workflow, gate_id)

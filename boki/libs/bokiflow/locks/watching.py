@@ -6,6 +6,7 @@ leaves the queue, this workflow is told (`LockQueue.decided`), and watches the n
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -29,6 +30,19 @@ class Ahead(NamedTuple):
     holder: str
     """The workflow that holds the lock, for people."""
 
+    def note(self, key: str) -> str:
+        """What the workflow waits for, for people; see `lock_of`."""
+        return f"waits for lock {key}, which {self.holder} holds"
+
+
+_NOTE: Final = re.compile(r"waits for lock (.*?), which ")
+
+
+def lock_of(note: str) -> str | None:
+    """The first lock that a workflow with this note waits for; None: for none."""
+    found = _NOTE.match(note)
+    return None if found is None else found[1]
+
 
 async def watch(ctx: Context, key: str, request_id: str, now_us: int) -> Ahead | None:
     """What the request waits for, now that those in front that have ended are gone; None: it waits for nothing."""
@@ -45,7 +59,7 @@ async def watch(ctx: Context, key: str, request_id: str, now_us: int) -> Ahead |
         try:
             await ctx.logbook.append_many(change.records, when=tuple(change.conditions))
         except ConditionFailed:
-            continue  # somebody else was faster, or came
+            continue  # another workflow was faster, or came
 
 
 async def _life_of(ctx: Context, request: LockRequest) -> WakeOn:
