@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 import msgspec
 
-from boki import NoSuchInvocation
+from boki import DeadlineExceeded, NoSuchInvocation
 from boki.extending import OVER, Attribute, CallsById, InvocationState, Payload
+
+ATTENDED_S: Final = 60.0
+"""The longest that a request waits for an attendant of its own."""
 
 
 class Beginning(NamedTuple):
@@ -47,7 +50,7 @@ class KnownCalls(Protocol):
 
 
 async def has_ended(calls: KnownCalls, invocation_id: str) -> bool | None:
-    """Whether a call has ended by now; None: whoever is asked does not know it, not yet or not any more."""
+    """Whether a call has ended by now; None: the engine or gateway does not know it, not yet or not any more."""
     try:
         return (await calls.state(invocation_id)).state in OVER
     except NoSuchInvocation:
@@ -59,6 +62,19 @@ class Calls(KnownCalls, Protocol):
 
     async def begin(self, call: Beginning) -> None:
         """Start a call. `AlreadyExists` if there is one of its id, and the policies say so."""
+
+
+async def ended_attendant(calls: Calls, call: Beginning, late: str) -> Payload | None:
+    """The result of a call that attends to something of a workflow, which is started here. Raises what it failed with,
+    or `DeadlineExceeded`, which says `late`, after a minute.
+    """
+    await calls.begin(call)
+    state = await calls.state(call.invocation_id, ATTENDED_S)
+    if state.state not in OVER:
+        raise DeadlineExceeded(f"{late} within {ATTENDED_S:g} s: ask again", invocation=call.invocation_id)
+    if state.failure is not None:
+        raise state.failure.error()
+    return state.result
 
 
 class FunctionCalls(CallsById):

@@ -23,7 +23,7 @@ from boki.extending import (
     invocation_id_of,
     version_of,
 )
-from boki.libs.bokiflow.beginning import Beginning, Calls, QueryRequest
+from boki.libs.bokiflow.beginning import Beginning, Calls, QueryRequest, ended_attendant
 from boki.libs.bokiflow.closing import CLOSER
 from boki.libs.bokiflow.gates.marks import LIMIT
 from boki.libs.bokiflow.records import (
@@ -156,10 +156,11 @@ class Handle(Generic[R]):
         return await self._answer(update_id, seqnum + 1)
 
     async def query(self, name: str, payload: Any = None) -> Any:
-        """What its handler of that query says now. Nothing happens, and nothing waits: a replay in this process tells,
-        or one with the version that the workflow is pinned to, if this process has other code.
+        """What its handler of that query says now. The workflow does not notice: a replay in this process tells, or one
+        with the version that the workflow is pinned to, if this process has other code.
 
-        Also of one that has ended. `InvalidArgument` if it has no such query.
+        Also of one that has ended. `InvalidArgument` if it has no such query, `DeadlineExceeded` if that version does
+        not answer within a minute.
         """
         if self._code is None:
             raise InvalidArgument(f"the code of {self.workflow} is not in this process: query it from a function")
@@ -172,16 +173,12 @@ class Handle(Generic[R]):
         return await self._query_there(state, name, encode_any(payload, "payload of a query"))
 
     async def _query_there(self, pinned: InvocationState, name: str, payload: Payload) -> Any:
-        call, run = (
-            uuid4().hex,
-            Payload("bytes", msgspec.msgpack.encode(QueryRequest(pinned.id, self.id, name, payload))),
-        )
+        call = uuid4().hex
+        asked = Payload("bytes", msgspec.msgpack.encode(QueryRequest(pinned.id, self.id, name, payload)))
         attributes: dict[str, Attribute] = {ATTENDS: "query", PINNED: version_of(pinned.attributes)}
-        await self._calls.begin(Beginning(pinned.function, pinned.book, call, call, self.id, attributes, run))
-        state = await self._calls.state(call, _LONGEST_WAIT_S)
-        if state.failure is not None:
-            raise state.failure.error()
-        return None if state.result is None else decode_any(state.result, f"answer of query {name}")
+        beginning = Beginning(pinned.function, pinned.book, call, call, self.id, attributes, asked)
+        result = await ended_attendant(self._calls, beginning, f"query {name} of {self!r} was not answered")
+        return None if result is None else decode_any(result, f"answer of query {name}")
 
     async def resolve(self, promise: str, value: Any = None) -> None:
         """Give the promise of that name its value. The first value or error counts."""

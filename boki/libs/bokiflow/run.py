@@ -119,7 +119,7 @@ async def _check_losses(ctx: Context) -> None:
     calls = CallsById(ctx)
     if calls.attempt > MAX_LOSSES:
         why = "its worker process or its engine was lost"
-        with suppress(NoSuchInvocation):  # whoever is asked may not have heard of it yet
+        with suppress(NoSuchInvocation):  # an engine may not have heard of it yet
             last = (await until_answered(partial(calls.state, ctx.invocation_id))).last_error
             why = why if last is None else last.message
         await _pause(ctx, f"lost {MAX_LOSSES} times in a row: {why}")

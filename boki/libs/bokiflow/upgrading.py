@@ -15,7 +15,7 @@ from uuid import uuid4
 
 import msgspec
 
-from boki import Context, DeadlineExceeded, WrongState
+from boki import Context, WrongState
 from boki.extending import (
     ATTENDS,
     OVER,
@@ -28,7 +28,7 @@ from boki.extending import (
     encode_any,
     version_of,
 )
-from boki.libs.bokiflow.beginning import Beginning, Calls
+from boki.libs.bokiflow.beginning import Beginning, Calls, ended_attendant
 from boki.libs.bokiflow.clocks import clock_of
 from boki.libs.bokiflow.records import journal_tag
 from boki.libs.bokiflow.refusals import WorkflowEnded
@@ -40,7 +40,6 @@ CHECKER: Final = "upgrade-check"
 """What movers attend to: see `ChosenId.attends`. A checker does everything but the move."""
 _TRIES: Final = 12
 _PAUSE_US: Final = 250_000
-_LONGEST_S: Final = 60.0
 
 
 class Upgrade(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,17 +69,10 @@ async def upgrade(calls: Calls, call: InvocationState, version: int | None, *, i
         )
     mover = uuid4().hex
     attributes: dict[str, Attribute] = {ATTENDS: CHECKER if is_dry else MOVER, PINNED: version or 0}
-    await calls.begin(Beginning(call.function, call.book, mover, mover, call.name, attributes, copies=call.id))
-    state = await calls.state(mover, _LONGEST_S)
-    if state.state not in OVER:
-        raise DeadlineExceeded(
-            f"{call.function} {call.name!r} was not moved within {_LONGEST_S:g} s, and may be yet: ask for its state",
-            invocation=mover,
-        )
-    if state.failure is not None:
-        raise state.failure.error()
-    assert state.result is not None, "it has ended without a failure"
-    return msgspec.convert(decode_any(state.result, "answer of a mover"), Upgrade)
+    beginning = Beginning(call.function, call.book, mover, mover, call.name, attributes, copies=call.id)
+    result = await ended_attendant(calls, beginning, f"{call.function} {call.name!r} was not moved, and may be yet,")
+    assert result is not None, "it has ended without a failure"
+    return msgspec.convert(decode_any(result, "answer of a mover"), Upgrade)
 
 
 async def move(ctx: Context, workflow: Runnable, *, is_dry: bool) -> Payload:

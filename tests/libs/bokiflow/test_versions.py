@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from boki import BokiError, Context, WrongState
+from boki import BokiError, Context, DeadlineExceeded, WrongState
 from boki.api.append_gatherer import AppendGatherer
 from boki.books.calls.logged_calls import LoggedCalls
 from boki.dispatch.refusals import lost
@@ -62,6 +62,8 @@ class Versions(CallWorld):
         self.deployed = 1
         self.kills = 0
         """Number of runs that will be lost with their worker, which has used too much memory."""
+        self.is_stuck = False
+        """Whether no worker comes up for what attends to a workflow."""
         EFFECTS.clear()
 
     async def begin(self, faults: dict[int, Fault] | None = None) -> LoggedCalls:
@@ -97,6 +99,8 @@ class Versions(CallWorld):
             return failing(
                 lost(live, "was killed because it used 30 bytes of memory, more than its memory_bytes of 9", 1)
             )
+        if self.is_stuck and call.chosen is not None and call.chosen.attends:
+            await asyncio.get_running_loop().create_future()
         known = Function.of(self.code[number - 1])
         ctx = self.context(call)
         try:
@@ -163,6 +167,20 @@ def test_a_query_is_answered_by_the_version_of_the_workflow() -> None:
         world.deployed = 2
         asked = other.handle(world.context(a_user(96)), "t-1")
         assert await asked.query("where") == "first in Rome"
+
+    scenario(act, first, other)
+
+
+def test_a_query_that_is_not_answered_ends() -> None:
+    """The version of the workflow may have no worker: that is an error, and no answer."""
+
+    async def act(world: Versions) -> None:
+        world.deployed, world.is_stuck = 2, True
+        asked = other.handle(world.context(a_user(96)), "t-1")
+        with pytest.raises(DeadlineExceeded, match="was not answered within 60 s"):
+            await asked.query("where")
+        with pytest.raises(DeadlineExceeded, match="was not moved, and may be yet, within 60 s"):
+            await world.handle.upgrade()
 
     scenario(act, first, other)
 
