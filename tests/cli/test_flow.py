@@ -281,7 +281,7 @@ def test_going_back(url: str) -> None:
     boki(url, "signal", "travel", "back", "approve", "false")
     until(url, "travel", "back", "failed")
     assert "there is no step 9" in boki(url, "rewind", "travel", "back", "--step", "9", code=2).stderr
-    assert boki(url, "rewind", "travel", "back").stderr == "travel back goes on with step 1\n"
+    assert boki(url, "rewind", "travel", "back").stderr == "travel back continues with step 1\n"
     until(url, "travel", "back", "failed")
     assert boki(url, "fork", "travel", "back", "--at", "0", "--id", "fork").stdout == "fork\n"
     assert "is in use" in boki(url, "fork", "travel", "back", "--id", "fork", code=1).stderr

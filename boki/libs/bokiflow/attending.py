@@ -114,7 +114,7 @@ class Attending(Generic[N, D]):
                     await recover()  # another attendant has decided, and may be lost
             await self._keep()
         except BokiError as error:
-            self._ctx.log.warning("%s goes on in a moment: %s", self._tag, error)
+            self._ctx.log.warning("%s continues in a moment: %s", self._tag, error)
             raise self._suspension(self._now_us() + _PAUSE_US) from None
         raise self._suspension(self._state.next_us())
 

@@ -116,7 +116,7 @@ class Carrier:
             return
         machine, waits = self._machine, work.waits
         if waits:
-            self._keeper.note_position()
+            self._keeper.record_before_effect()
         if machine.is_time_used and not work.is_pure:  # a run that begins again must have the same time, and chance
             waits |= self._journal.begin(machine.seen, machine.now_us, machine.began_us)
         if waits:

@@ -264,7 +264,7 @@ class Execution:
             self.give_way()
             return
         if machine.mailbox.answers:
-            self._keeper.note_position()
+            self._keeper.record_before_effect()
             self.journal.seal()
             self.journal.flush()
             self._send_answers()

@@ -93,7 +93,7 @@ class Keeper:
             task.cancel()
             await asyncio.wait([task])
 
-    def note_position(self) -> None:
+    def record_before_effect(self) -> None:
         """What follows has an effect: record first what only this execution knows. That is as of where the body has
         read, and that a message came before the end of something else that was under way: another execution may have it
         the other way round, and must not do the same under other numbers.

@@ -236,7 +236,7 @@ async def change_dead(logbook: LogBook, shared: Following, group: str, verb: int
     if gone and wanted:
         others = "what else was named was changed" if changed else "none was changed"
         named = [f"{shard}-{pos}" for shard, pos, _ in gone]
-        raise _no_dead_letters(shared.queue, group, named, f"somebody else was quicker; {others}", changed)
+        raise _no_dead_letters(shared.queue, group, named, f"another process was quicker; {others}", changed)
     return changed
 
 

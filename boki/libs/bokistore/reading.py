@@ -87,7 +87,7 @@ class Reader:
 
     def wait_for(self, behind: Behind) -> Steps[None]:
         """Until these commits of the process are over. A look is a read that lasts until a record comes to the row, so
-        no timer is needed, and a commit that ends without a record holds nobody up for long.
+        no timer is needed, and a commit that ends without a record delays no other for long.
         """
         for _ in range(_LOOKS):
             left = [(name, commit) for name, commit in behind if not commit.is_over]

@@ -66,7 +66,7 @@ MAX_OBJECTS: Final = 1_000
 MAX_OVERTAKEN: Final = 32
 """A transaction that was overtaken this often without a conflict gives up."""
 MAX_TOGETHER: Final = 16
-"""The objects of a transaction, beside its first one, that are remembered for the next one."""
+"""Maximum number of objects that a transaction leaves to the next one as those that are used with its first one."""
 _NEVER: Final = "!o"
 """A tag that no record has."""
 _DECIDE: Final = Backoff(first_s=0.02, longest_s=1.0, tries=30)

@@ -15,9 +15,7 @@ from boki.libs.bokistore.drafts import Draft, is_same_outcome
 from boki.libs.bokistore.views import Outcome, View
 
 Action = Callable[[View], Any]
-"""What something that a transaction does with an object comes to on a version of it."""
-
-
+"""The answer of a query, or the result of an update, on a version of an object."""
 LONGEST_LINE: Final = 2
 """Maximum number of commits that a transaction waits for; behind more it takes its chance at once."""
 

@@ -54,8 +54,8 @@ class ReadPage(msgspec.Struct, frozen=True):
 
 
 class Compare(msgspec.Struct, frozen=True):
-    """Which of these tags end with another record than the one beside them? The answer is a `Compared`, or None if it
-    cannot be told: then read.
+    """Which of these tags end with another record than the one that is known? The answer is a `Compared`, or None if
+    it cannot be told: then read.
     """
 
     rows: Sequence[tuple[str, int]]

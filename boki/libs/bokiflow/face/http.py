@@ -309,7 +309,7 @@ async def _pause(asked: Asked, reason: Reason = "", book: Book = "") -> None:
     await _handle(asked, book).pause(reason)
 
 
-@ENDPOINTS("POST", f"{_ONE}/resume", "resumeWorkflow", "Go on")
+@ENDPOINTS("POST", f"{_ONE}/resume", "resumeWorkflow", "Continue it")
 async def _resume(asked: Asked, reason: Reason = "", book: Book = "") -> None:  # noqa: ARG001 - it is taken, and not kept
     await _handle(asked, book).resume()
 
@@ -319,7 +319,7 @@ async def _resume(asked: Asked, reason: Reason = "", book: Book = "") -> None:  
 
 @ENDPOINTS(
     *("POST", f"{_ONE}/rewind", "rewindWorkflow"),
-    "Go on in front of a step: it and what came after it is forgotten. It must have ended, or be paused",
+    "Continue in front of a step: it and what came after it is forgotten. It must have ended, or be paused",
     answer={"step": Count},
     answer_bytes=lambda _: _HISTORY_BYTES,
 )
@@ -345,14 +345,14 @@ async def _fork(
 
 @ENDPOINTS(
     *("POST", f"{_ONE}/upgrade", "upgradeWorkflow"),
-    "Go on with another deployed version of the functions, if what is recorded does not diverge under that",
+    "Continue with another deployed version of the functions, if what is recorded does not diverge under that",
     answer={"id": str, "workflow": str, "before": Count, "version": Count, "is_moved": bool},
     waits=True,
 )
 async def _upgrade(
     asked: Asked,
     version: Annotated[Count, Meta(description="Which one; without it, the one that runs")] = 0,
-    dry_run: Annotated[Literal["false", "true"], Meta(description="Only tell whether it may go on")] = "false",
+    dry_run: Annotated[Literal["false", "true"], Meta(description="Only tell whether it can")] = "false",
     book: Book = "",
 ) -> object:
     found = await _handle(asked, book).upgrade(version or None, dry_run=dry_run == "true")

@@ -181,7 +181,7 @@ def rewind(
     if as_json:
         print_json({"workflow": name, "id": flow_id, "said": "rewind", "step": found["step"]})
     else:
-        errors().print(f"{name} {flow_id} goes on with step {found['step']}", markup=False)
+        errors().print(f"{name} {flow_id} continues with step {found['step']}", markup=False)
 
 
 @app.command()

@@ -166,7 +166,7 @@ def pause(
 def resume(name: Name, schedule_id: Id, book: Book = "", url: Url = "", token: Token = "") -> None:
     """Let ticks count again, from now on."""
     _tell("resume", name, schedule_id, {}, book, url, token)
-    errors().print(f"schedule {schedule_id} of {name} goes on", markup=False)
+    errors().print(f"schedule {schedule_id} of {name} continues", markup=False)
 
 
 @schedule_app.command()

@@ -169,7 +169,7 @@ async def _backfill(asked: Asked, book: Book = "") -> object:
     return {"ticks": await _schedule(asked, book).backfill(said.start, said.end, overlap=said.overlap)}
 
 
-@ENDPOINTS("POST", f"{_ONE}/delete", "deleteSchedule", "Start nothing any more; what runs goes on")
+@ENDPOINTS("POST", f"{_ONE}/delete", "deleteSchedule", "Start nothing any more; what runs continues")
 async def _delete(asked: Asked, book: Book = "") -> None:
     await _schedule(asked, book).delete()
 

@@ -31,7 +31,7 @@ _STATE: Final = object_of(
         "due_us": _COUNT,
         "started_us": _COUNT,
         "last_started_us": _COUNT,
-        "next_us": _COUNT | {"description": "When it goes on by itself, if it waits for a time"},
+        "next_us": _COUNT | {"description": "When it continues by itself, if it waits for a time"},
         "finished_us": _COUNT,
         "attributes": {"type": "object", "description": "What lists find it by"},
         "queue": object_of({"place": _COUNT, "waiting": _COUNT}, description="Where it waits for a lock or its turn"),
