@@ -104,14 +104,14 @@ class DeployedFunctions:
         """Run a logged call. A function that is unknown here may be one of the version that is still to run: then the
         call is refused for now (`Unavailable`). It was accepted, so it must not fail permanently.
 
-        A call that is pinned to another version runs with that one. If it is not kept any more, what runs here takes
-        the call: a workflow then compares its history with the code, and stops where they differ.
+        A call that is pinned to another version runs with that one. If that is not kept, or is damaged, what runs here
+        takes the call: a workflow then compares its history with the code, and stops where they differ.
         """
         pinned = version_of(None if call.chosen is None else call.chosen.attributes)
         if pinned and pinned != self.number and self._earlier is not None:
             try:
                 return await self._earlier.call(pinned, call)
-            except (NotFound, Trimmed) as error:
+            except (NotFound, Trimmed, CorruptData) as error:
                 _log.warning("call %s is pinned to a version that cannot be had: %s", call.id, error)
             except OSError as error:
                 raise Unavailable(f"version {pinned} of the functions cannot be run here now: {error}") from None

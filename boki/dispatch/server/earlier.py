@@ -66,7 +66,7 @@ class EarlierVersions:
             starting = self._hosts[number] = asyncio.get_running_loop().create_task(self._start(number))
         try:
             return await asyncio.shield(starting)
-        except (BokiError, OSError):
+        except Exception:  # whatever it is, the next call tries again
             if self._hosts.get(number) is starting:
                 del self._hosts[number]
             raise
