@@ -25,7 +25,7 @@ def test_all_descendants_of_a_process_are_counted() -> None:
 
 
 def test_processor_time_is_a_share_of_one_core_and_memory_a_sum() -> None:
-    """Medians over rounds; a process that has begun in a round counts from its begin."""
+    """Medians over rounds; a process that has begun in a round counts from its start."""
 
     def used(processor_s: float) -> Usage:
         return Usage(False, processor_s, 3_000_000, 2_000_000)
