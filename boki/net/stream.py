@@ -83,8 +83,7 @@ class Stream:
                 sent_bytes = self._socket.sendmsg(self._unsent[:_MAX_BUFFERS])
             except BlockingIOError:
                 return
-            except OSError as error:
-                self._unsent = []
+            except OSError as error:  # what is unsent stays: else more would be taken, and lost with it
                 self._loop.call_soon(self._end, str(error))
                 return
             for index, part in enumerate(self._unsent[:_MAX_BUFFERS]):

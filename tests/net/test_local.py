@@ -15,6 +15,7 @@ from boki.net.framing import frame_head
 from boki.net.local import TICKET, LocalDoor, Shortcut, _proof
 from boki.net.notices import Notices
 from boki.net.outbox import PACK_BYTES, Outbox
+from boki.net.stream import Stream
 from boki.net.traffic import Lane
 from boki.protocol.messages import Message, Ping, ShardProgress, StoreBatch
 from tests.net.nodes import Log, Node, Watcher, closing, keys_for, run
@@ -194,6 +195,34 @@ def test_where_no_socket_can_be_opened_zeromq_carries_all(monkeypatch: pytest.Mo
             assert storage.member.machine == ""
             engine.send("storage-1", StoreBatch(b"first"))
             assert await storage.received(1) == [StoreBatch(b"first")]
+
+    run(test())
+
+
+def test_a_broken_stream_takes_no_more_packs() -> None:
+    """Neither at once nor when the kernel reports room: they would be lost, and ZeroMQ can carry them."""
+
+    async def test() -> None:
+        for fills in (False, True):
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+            has_room: list[bool] = []
+            stream = Stream(
+                ours,
+                asyncio.get_running_loop(),
+                1000,
+                on_pack=lambda _frames: None,
+                on_room=lambda: has_room.append(True),  # noqa: B023 - called in this round
+                on_end=ended.set_result,
+            )
+            while fills and stream.send([bytes(1 << 20)]):
+                pass
+            theirs.close()
+            taken = [stream.send([b"more"]) for _ in range(3)]
+            assert taken == ([False] * 3 if fills else [True, False, False])
+            await ended
+            assert has_room == []
+            assert not stream.send([b"more"])
 
     run(test())
 
