@@ -1,4 +1,4 @@
-"""Streams between processes of one machine, beside ZeroMQ: a message crosses in one wake-up instead of three.
+"""Streams between processes of one machine, next to ZeroMQ: a message crosses in one wake-up instead of three.
 
 ZeroMQ sends and receives in a thread of its own, so a message that crosses it wakes that thread on both sides, and then
 the loop. Between two processes of one machine a Unix socket needs none of that. It carries the same packs, which the
@@ -11,7 +11,9 @@ The stream then stands for the connection that the ticket came on: its packs are
 key there has proved. A ticket is good for one stream. Without a stream, or when it ends, packs go over ZeroMQ.
 
 Streams are not encrypted: what they carry stays in this machine's kernel. Both sides also ask the kernel for the user
-on the other side, and accept only their own: who runs as that user can read this process's memory and keys anyway.
+on the other side, and accept only their own: a process of that user can read this one's memory and keys anyway.
+
+A pack on a new stream may arrive before the last ones that ZeroMQ carries: order is mostly kept, as on all links.
 
 The socket has a name of Linux's abstract namespace: it is in no directory, and gone when its process is.
 """
@@ -46,6 +48,8 @@ _MAX_TICKETS: Final = 1024
 _MAX_WAITING: Final = 64
 _MAX_STREAMS: Final = 1024
 _AGAIN_S: Final = 1.0
+_NAME: Final = "\0boki-"
+"""How the names of our sockets begin: a ticket makes its receiver connect to nothing else."""
 _CREDENTIALS: Final = struct.Struct("3i")
 
 Answer = Callable[[bytes], bool]
@@ -81,7 +85,7 @@ class LocalDoor:
         self._loop = loop
         self._max_pack_bytes = max_pack_bytes
         self._notices = notices
-        self._name = f"\0boki-{secrets.token_hex(16)}"
+        self._name = _NAME + secrets.token_hex(16)
         self._tickets: dict[bytes, _Ticket] = {}
         self._waiting: dict[int, Stream] = {}
         """Streams that have shown no ticket yet, the oldest first."""
@@ -215,7 +219,7 @@ class Shortcut:
         body = ticket[len(TICKET) :]
         number, secret = body[:_ID_BYTES], body[_ID_BYTES : _ID_BYTES + _SECRET_BYTES]
         name = body[_ID_BYTES + _SECRET_BYTES :]
-        if self._stream is not None or not name.startswith(b"\0"):
+        if self._stream is not None or not name.startswith(_NAME.encode()):
             return
         connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:

@@ -320,6 +320,24 @@ def test_tickets_that_nobody_uses_are_bounded() -> None:
     run(test())
 
 
+def test_a_ticket_connects_to_no_socket_of_another_program() -> None:
+    """A peer chooses the name in its ticket: it must not make this process speak to the desktop's bus, say."""
+
+    async def test() -> None:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind("\0another-program-of-this-test")
+        listener.listen()
+        listener.setblocking(False)
+        shortcut = Shortcut(asyncio.get_running_loop(), 4096, lambda: None, lambda _frame: None)
+        shortcut.use(TICKET + bytes(48) + b"\0another-program-of-this-test")
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+        shortcut.close()
+        listener.close()
+
+    run(test())
+
+
 def test_a_listener_that_does_not_know_the_secret_is_sent_nothing() -> None:
     """Whoever listens under the name in a ticket must prove to have given it."""
 
