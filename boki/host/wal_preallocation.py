@@ -17,6 +17,8 @@ import os
 from pathlib import Path
 from typing import Final
 
+from boki.host.write_ahead_log import log_files
+
 _FROM_BYTES: Final = 1 << 20
 """A database gets zeros once this much has been written, so that small ones stay small."""
 _CHUNK_BYTES: Final = 256 << 10
@@ -53,11 +55,11 @@ class WalPreallocation:
 
     def _extend(self) -> bool:
         """Write zeros behind the newest log. False if there is no room for them: records may have some."""
-        newest = max(self._folder.glob("*.log"), default=None)
-        if newest is None:
+        logs = log_files(self._folder)
+        if not logs:
             return False
         try:
-            file = os.open(newest, os.O_WRONLY)
+            file = os.open(logs[-1], os.O_WRONLY)
         except FileNotFoundError:  # it was the newest a moment ago, and RocksDB has finished it
             return False
         try:

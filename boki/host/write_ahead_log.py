@@ -37,18 +37,15 @@ class Reach(NamedTuple):
     """Until the last write whose headers are whole. Its bytes may be torn."""
 
 
-def last_sequence(folder: Path) -> int:
-    """The sequence number of the last whole write in the logs of a database; 0 if they hold none.
-
-    `LogDamaged` if the logs are not one chain.
-    """
-    return follow_logs(folder).last
+def log_files(folder: Path) -> list[Path]:
+    """The logs of a database, the oldest first. RocksDB pads their numbers to six digits, so length counts first."""
+    return sorted(folder.glob("*.log"), key=lambda path: (len(path.name), path.name))
 
 
 def follow_logs(folder: Path) -> Reach:
     """Follow all logs of a database, in order. `LogDamaged` if they are not one chain."""
     reach = Reach(0, 0)
-    for path in sorted(folder.glob("*.log")):
+    for path in log_files(folder):
         reach = _follow(path, reach)
     return reach
 

@@ -13,7 +13,7 @@ from boki.errors import VersionTooNew
 from boki.host import synced_mark
 from boki.host.rocksdb import RocksDb, SyncedWritesLost
 from boki.host.synced_mark import SyncedMark
-from boki.host.write_ahead_log import LogDamaged, last_sequence
+from boki.host.write_ahead_log import LogDamaged, follow_logs
 from boki.protocol.effects import Delete, DiskUnreadable, Put
 
 COUNT = 6
@@ -90,7 +90,7 @@ def test_after_a_clean_stop_there_is_no_log_to_tear_and_none_is_tolerated(tmp_pa
     killed(tmp_path)
     clean = tmp_path / "live"
     assert SyncedMark(clean).is_clean
-    assert last_sequence(clean) == 0
+    assert follow_logs(clean).last == 0
     assert all(log.stat().st_size == 0 for log in clean.glob("*.log"))
     (next(clean.glob("*.log"))).write_bytes(b"torn")
     with pytest.raises(Exception, match="Corruption"):
@@ -121,14 +121,23 @@ def test_a_log_is_followed_over_blocks_and_files(tmp_path: Path) -> None:
     """Fragments, padding at the end of blocks, several files; a file that is missing between two others is noticed."""
     image = killed(tmp_path, size_bytes=30_000)
     log = log_of(image)
-    assert last_sequence(image) == COUNT
+    assert follow_logs(image).last == COUNT
     first, rest = image / "000001.log", image / "000003.log"
     shutil.copy(log, first)
     data = log.read_bytes()
     log.unlink()
     rest.write_bytes(data)
     with pytest.raises(LogDamaged, match=r"000003.log goes on with write 1 at byte 7, after write 6"):
-        last_sequence(image)
+        follow_logs(image)
+
+
+def test_logs_are_followed_by_number_beyond_six_digits(tmp_path: Path) -> None:
+    """By name alone the millionth log would come before the one that it continues, and a healthy disk be refused."""
+    image = killed(tmp_path)
+    log_of(image).rename(image / "999999.log")
+    shutil.copy(image / "999999.log", image / "1000000.log")
+    with pytest.raises(LogDamaged, match=r"^1000000.log goes on with write 1"):
+        follow_logs(image)
 
 
 def test_a_mark_survives_one_damaged_slot_and_newer_ones_are_refused(tmp_path: Path) -> None:

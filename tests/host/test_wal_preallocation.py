@@ -12,7 +12,7 @@ import pytest
 
 from boki.host import synced_mark, wal_preallocation
 from boki.host.rocksdb import RocksDb, SyncedWritesLost
-from boki.host.write_ahead_log import last_sequence
+from boki.host.write_ahead_log import follow_logs
 from boki.protocol.effects import Put
 
 VALUE_BYTES = 9_000
@@ -62,7 +62,7 @@ def test_a_kill_at_any_write_loses_nothing(tmp_path: Path) -> None:
             image = tmp_path / f"image-{number}"
             shutil.copytree(tmp_path / "live", image)
             had_zeros |= zeros_of(image) > 4096
-            assert last_sequence(image) == number + 1
+            assert follow_logs(image).last == number + 1
             assert held(image) == number + 1
     database.close()
     assert had_zeros
