@@ -1,6 +1,6 @@
 """Asking engines: a question is put to one engine after the other until one has answered it. Pure.
 
-Whoever has no index, a gateway or an engine without one, has everything carried out by an engine that has it. Engines
+A process without the index, a gateway or an engine, has everything carried out by an engine that has it. Engines
 stop, are lost and refuse; messages are lost. These rules decide what a caller is told then:
 
 1. A question is with at most one engine at a time. Each attempt has a number of its own, so an answer to an attempt
@@ -11,7 +11,7 @@ stop, are lost and refuse; messages are lost. These rules decide what a caller i
 4. Each engine speaks for itself alone. Once a lost engine may have made the change, no refusal by another one is
    certain: its outcome becomes unknown.
 5. When every engine has refused, or none is up, the question waits for the next tick or the next news of engines, for
-   as long as its asker holds it. Nothing waits beyond its deadline, and beyond it nobody else is asked.
+   as long as its asker holds it. Nothing waits beyond its deadline, and beyond it no other engine is asked.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Question:
     began_at_us: int = 0
     number: int = 0
     asked: NodeId | None = None
-    """Who has it now. None: it waits for somebody to ask."""
+    """The engine that has it now. None: it waits for one."""
     asked_at_us: int = 0
     lacking_since_us: int = 0
     """When the engine first said that it knows nothing of it."""
@@ -127,7 +127,7 @@ class Asking:
     @property
     def waits_for(self) -> set[NodeId]:
         """The nodes that have questions."""
-        return {node for node, asked in self._asked.items() if asked}
+        return set(self._asked)
 
     # what the asker does
 
@@ -228,12 +228,8 @@ class Asking:
         if question.only is None and len(asked) >= self._most_for_one:
             return [Ended(question, question.doubt or self._too_many(node))]
         self._numbers += 1
-        question.number, question.asked, question.asked_at_us, question.lacking_since_us = (
-            self._numbers,
-            node,
-            now_us,
-            0,
-        )
+        question.number, question.asked = self._numbers, node
+        question.asked_at_us, question.lacking_since_us = now_us, 0
         asked[question.number] = question
         return [Send(node, question.make(question.number, max(left_us, 1)))]
 
@@ -307,9 +303,8 @@ def _no_engine() -> Unavailable:
 
 def _late(question: Question) -> DeadlineExceeded:
     """With an engine at the deadline: it may be carrying it out."""
-    is_unknown = question.changes
     return DeadlineExceeded(
         f"{question.asked} did not answer in time"
-        + ("; it may have been carried out: repeat it only under the same key" if is_unknown else ""),
-        outcome="unknown" if is_unknown else "not_applied",
+        + ("; it may have been carried out: repeat it only under the same key" if question.changes else ""),
+        outcome="unknown" if question.changes else "not_applied",
     )
