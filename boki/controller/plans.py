@@ -193,7 +193,7 @@ def _choose_storage(last: View, sight: Sight) -> tuple[NodeId, ...]:
 
 
 def _choose_beside(known: Mapping[NodeId, NodeId], sequencers: tuple[NodeId, ...], sight: Sight) -> tuple[NodeId, ...]:
-    """Per sequencer, the storage node beside it, if that is wanted and all have one. Who is away counts as before."""
+    """Per sequencer, the storage node of its process, if wanted and all have one. One that is away counts as before."""
     found = [sight.beside.get(node, known.get(node)) for node in sequencers]
     pairs = tuple(node for node in found if node is not None)
     is_possible = len(sequencers) > 1 and len(set(pairs)) == len(sequencers)

@@ -53,7 +53,7 @@ _TRUSTED: Final = 32
 _ROUNDS: Final = 4
 """So often hosts that are ahead decide before a sync: a report, a cut, its acknowledgement, and one more."""
 _MAX_UNHURRIED: Final = 256
-"""The maximum number of stores that are held back because nobody waits for them."""
+"""The maximum number of stores that are held back because nothing waits for them."""
 _STEP_BYTES: Final = 256 << 10
 """So much is read before the event loop continues: about 0.1 ms from memory."""
 
@@ -108,7 +108,7 @@ class GroupCommit:
         self._gathered: list[_Item] = []
         """What this turn of the loop wants to be durable."""
         self._unhurried: list[_Item] = []
-        """What is in front of the next item, and nobody waits for."""
+        """What is written in front of the next item, and nothing waits for."""
         self._handed = 0
         """Items that the thread has, or has not told of yet. While there are any, all others go the same way."""
         self._quick_count = 0
@@ -131,7 +131,7 @@ class GroupCommit:
         self._hurry()
 
     def _hurry(self) -> None:
-        """Somebody waits now for what is in front of the next item."""
+        """Something waits now for what is in front of the next item."""
         items, self._unhurried = self._unhurried, []
         if self._handed:
             self._handed += len(items)

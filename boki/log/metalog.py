@@ -32,7 +32,7 @@ class Cut(msgspec.Struct, frozen=True, array_like=True, tag="cut"):
     `time_us` is the primary's clock, never going back, in microseconds since the epoch: the time of these records.
 
     `is_ahead`: until the cut is committed its records may be on fewer disks than a write quorum, and every sequencer
-    keeps it behind them, in the same write-ahead log. It says nothing to whoever reads what is committed.
+    keeps it behind them, in the same write-ahead log. It means nothing to a reader of what is committed.
     """
 
     time_us: Natural

@@ -24,7 +24,7 @@ def frame_head(sizes_bytes: Sequence[int]) -> bytes:
 
 
 class PackReader:
-    """Cuts a stream into packs. `max_pack_bytes` may be raised when more is known of who sends."""
+    """Cuts a stream into packs. `max_pack_bytes` may be raised when the sender is known."""
 
     def __init__(self, max_pack_bytes: int) -> None:
         self.max_pack_bytes = max_pack_bytes

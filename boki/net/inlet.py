@@ -31,7 +31,7 @@ _MAX_TOLD: Final = 1024
 class Inlet:
     """Owns `socket`, a bound ROUTER. `deliver(to, sender, message)` gets each message that is taken.
 
-    `door`: where processes of this machine may come in beside it.
+    `door`: where processes of this machine may connect instead.
     """
 
     def __init__(

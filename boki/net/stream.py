@@ -1,7 +1,7 @@
 """A connected stream socket that carries packs both ways, read and written from the event loop.
 
 There is no thread between the loop and the kernel: what is sent is in the kernel when `send` returns, and what comes
-wakes the loop itself. At most one pack waits here; whoever sends more keeps it.
+wakes the loop itself. At most one pack waits here; the sender keeps more.
 """
 
 from __future__ import annotations

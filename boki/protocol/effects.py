@@ -72,7 +72,7 @@ class Store:
     `is_vote`: what it holds must outlive a power cut even where `durability = "memory"` gives records up: seals, and
     who has led a term. Without them two histories could be told.
 
-    `can_wait`: nobody waits for it, so a log that is shared is written and synced with the next store that cannot.
+    `can_wait`: nothing waits for it, so a log that is shared is written and synced with the next store that cannot.
     """
 
     writes: Sequence[Put | Delete]

@@ -43,7 +43,7 @@ class _Shard:
 class Primary:
     """One log that this node leads. It is made when the term begins here and dies with the process.
 
-    `reach(shard, local id)`: the end of what the storage node beside has of it from there on.
+    `reach(shard, local id)`: the end of what the storage node of this process has of it from there on.
     """
 
     def __init__(self, view: View, reach: Callable[[ShardId, int], int]) -> None:
@@ -97,7 +97,7 @@ class Primary:
         self.moved = True
 
     def becomes_sure(self, until_index: int) -> bool:
-        """Whether the cut in flight, which ran ahead, does so no more: reports have come. Once for each."""
+        """Whether the cut in flight, which ran ahead, no longer does: reports have come. Once for each."""
         if self._ahead is None or not all(self._reported(shard) >= until for shard, until in self._ahead.until):
             return False
         self._ahead, self.sure_until = None, until_index

@@ -21,10 +21,10 @@ from boki.storage.shards import ShardKey
 
 _NUMBERS_FROM: Final = 1 << 48
 """Requests of this file are numbered from here on, those of repair below."""
-_PATIENCE_US: Final = 50_000
+_TIMEOUT_US: Final = 50_000
 """After this long another replica is asked."""
 _MEMORY_US: Final = 1_000_000
-"""What has not been asked for again for this long is waited for no more."""
+"""What the sequencer has not asked for again for this long it no longer needs."""
 _PAGE_BYTES: Final = 1 << 20
 _MAX_WANTED: Final = 1_000
 
@@ -36,12 +36,12 @@ class _Wanted:
     first_lid: int
     until_lid: int
     needed_at: int
-    asked_at: int = -_PATIENCE_US
+    asked_at: int = -_TIMEOUT_US
     request: int = 0
 
 
 class Needed:
-    """What the sequencer beside this storage node waits for, and what it is told of that."""
+    """The records that the sequencer of this process waits for, and the answers to it."""
 
     def __init__(self, holdings: Holdings, reports: Reports) -> None:
         self._holdings = holdings
@@ -50,7 +50,7 @@ class Needed:
         self._numbers = _NUMBERS_FROM
 
     def hear(self, message: NeedRecords, follower: MetalogFollower, now_us: int) -> set[ShardKey]:
-        """The sequencer waits for these. → shards that nobody has spoken of here before"""
+        """The sequencer waits for these. → shards that were not known here"""
         new: set[ShardKey] = set()
         is_over = message.term not in follower.chain or message.term < follower.term
         for number, first_lid, until_lid in () if is_over else message.ranges:
@@ -75,7 +75,7 @@ class Needed:
             others = [node for node in chain[key[0]].beside if node != self._holdings.node]
             if first_lid >= wanted.until_lid or shard.is_closed or now_us - wanted.needed_at > _MEMORY_US:
                 del self._wanted[key]
-            elif others and now_us - wanted.asked_at >= _PATIENCE_US:
+            elif others and now_us - wanted.asked_at >= _TIMEOUT_US:
                 self._numbers += 1
                 wanted.asked_at, wanted.request = now_us, self._numbers
                 fetch = FetchBatches(self._numbers, *key, first_lid, wanted.until_lid, _PAGE_BYTES)
@@ -99,7 +99,7 @@ class Needed:
             if (header.term, header.log, header.shard) == key:
                 self._holdings.put(key, header.first_lid, header.until_lid, batch)
         if message.batches:
-            wanted.asked_at = -_PATIENCE_US  # the next page at once
+            wanted.asked_at = -_TIMEOUT_US  # the next page at once
         if shard.spans.covers(wanted.first_lid, wanted.until_lid):
             del self._wanted[key]
             self._reports.answer(key, wanted.first_lid, shard.spans.end_at(wanted.first_lid))

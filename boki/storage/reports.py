@@ -82,7 +82,7 @@ class Reports:
         due, self._due = self._due, {}
         sends = [send for key, to in sorted(due.items()) for send in self._report(key, chain, to)]
         if self._taken:
-            assert self._mate is not None, "nobody else asks for that"
+            assert self._mate is not None, "only that sequencer asks for it"
             sends += [Send(self._mate, taken) for taken in self._taken]
             self._taken = []
         return sends
