@@ -186,7 +186,7 @@ class ClusterBackend:
     async def _status_of(self, node: NodeId) -> Any:
         try:
             answer = await self.ask(
-                lambda number, _left_us: AskStatus(number), _STATUS_S, is_repeatable=False, only=node
+                lambda number, _left_us: AskStatus(number), _STATUS_S, is_repeatable=False, changes=False, only=node
             )
             return msgspec.json.decode(answer.status) if isinstance(answer, TellStatus) else None
         except (BokiError, msgspec.DecodeError) as error:
@@ -248,7 +248,7 @@ class ClusterBackend:
         timeout_s: float,
         *,
         is_repeatable: bool,
-        changes: bool = True,
+        changes: bool,
         book: str = "",
         first: NodeId | None = None,
         only: NodeId | None = None,

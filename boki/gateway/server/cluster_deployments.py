@@ -63,7 +63,7 @@ class ClusterDeployments:
                 is_forced,
             )
 
-        answer = await self._ask(make, _ACTIVATE_S, is_repeatable=True)
+        answer = await self._ask(make, _ACTIVATE_S, is_repeatable=True, changes=True)
         assert isinstance(answer, BundleActivated)
         return await self._deployment(answer.number, is_new=True)
 

@@ -38,7 +38,7 @@ class Ask(Protocol):
         timeout_s: float,
         *,
         is_repeatable: bool,
-        changes: bool = True,
+        changes: bool,
         book: str = "",
         first: NodeId | None = None,
     ) -> Message:
@@ -59,6 +59,7 @@ class ClusterLedger:
             _ACCEPT_TIMEOUT_S,
             book=call.id,
             is_repeatable=True,
+            changes=True,
         )
         assert isinstance(answer, CallAccepted)
         return answer.invocation
@@ -70,6 +71,7 @@ class ClusterLedger:
             call.timeout_us / 1e6,
             book=call.id,
             is_repeatable=True,
+            changes=True,
         )
         assert isinstance(answer, CallOnceEnded)
         assert answer.outcome is not None, "else it has a failure, which is raised"
@@ -93,7 +95,11 @@ class ClusterLedger:
     async def page(self, wanted: CallFilter) -> CallPage:
         """See `CallLedger`."""
         answer = await self._ask(
-            lambda number, _left_us: ListCalls(number, wanted), _ANSWER_S, book=wanted.function, is_repeatable=True
+            lambda number, _left_us: ListCalls(number, wanted),
+            _ANSWER_S,
+            book=wanted.function,
+            is_repeatable=True,
+            changes=False,
         )
         assert isinstance(answer, TellCalls)
         assert answer.page is not None, "else it has a failure, which is raised"
@@ -113,6 +119,7 @@ class ClusterLedger:
             _ACCEPT_TIMEOUT_S,
             book=invocation_id,
             is_repeatable=True,
+            changes=True,
         )
         assert isinstance(answer, TellCall)
         assert answer.state is not None, "else it has a failure, which is raised"
@@ -126,6 +133,7 @@ class ClusterLedger:
                 _OWNER_ANSWER_S,
                 book=known.id,
                 is_repeatable=False,
+                changes=False,
                 first=owner,
             )
         except BokiError:
