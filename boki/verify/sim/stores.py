@@ -8,6 +8,7 @@ every view, in any process and as of any seqnum, is the fold of the log, whateve
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from boki.verify.sim.nodes import World
 
 _SHOWN: Final = 5
+_SAVED_OFTEN: Final = 6
+_SAVED_AT_ONCE: Final = 2
+"""Records of an object after which it is saved."""
 
 
 class StoreClients:
@@ -94,7 +98,8 @@ class StoreClients:
         effects = await steps.run(steps.read_all(EFFECT, stop=self._until + 1), book)
         self._effects = [int(record.data) for record in effects]
         memory.forget()
-        for name, seqnum, value in self._ledger.seen:
+        before_all = [(name, 1, None) for name in names]
+        for name, seqnum, value in [*self._ledger.seen, *before_all]:
             try:
                 found = await store.at(seqnum).object(name).get()
             except Trimmed:
@@ -235,13 +240,16 @@ def _shown(value: Any) -> Any:
 
 
 def _draw_plan(rng: Random, names: list[str], work: int) -> Plan:
-    return Plan(
+    plan = Plan(
         lists=rng.choice((2, 2, 3)),
         accounts=rng.choice((2, 3, 4)),
         counters=[counter_of(name) for name in names],
         quota=work * rng.choice((12, 18, 24)),
         pause_s=rng.choice((0.02, 0.06, 0.15)) / work,
         forgetting=rng.choice((0.0, 0.1)),
-        save_records=rng.choice((6, 15, 256)),
+        save_records=rng.choice((_SAVED_OFTEN, 15, 256)),
         history_s=rng.choice((None, None, 0.0, 1.0)),
     )
+    if plan.history_s == 0.0 and plan.save_records == _SAVED_OFTEN:  # few objects see more updates: nothing is trimmed
+        return replace(plan, save_records=_SAVED_AT_ONCE)
+    return plan
