@@ -160,6 +160,23 @@ def test_garbage_ends_no_process_that_runs(zookeeper: str, chroot: str, monkeypa
     run(body())
 
 
+def test_a_view_that_is_damaged_is_not_replaced(zookeeper: str, chroot: str) -> None:
+    """A coordinator that has not seen its predecessor says that the term is taken; it does not fail."""
+
+    async def body() -> None:
+        coordinator = await ZooKeeperCoordinator.connect(zookeeper, chroot)
+        assert await coordinator.install(view(1))
+        with stranger(zookeeper) as other:
+            other.create(f"{chroot}/views/0000000002", b"garbage")
+            assert not await coordinator.install(view(2))
+            other.delete(f"{chroot}/views/0000000002")
+        assert not await coordinator.install(view(3))
+        assert await coordinator.install(view(2))
+        await coordinator.close()
+
+    run(body())
+
+
 def test_an_entry_that_somebody_removed_is_made_again(zookeeper: str, chroot: str) -> None:
     """Else a node that runs would be gone for all others, permanently. One that was changed is fixed."""
 
