@@ -20,7 +20,7 @@ from boki.libs.bokistore.reading import Reader
 from boki.libs.bokistore.records import Author, Write, codec, row_tag, signed, write_records
 from boki.libs.bokistore.refusals import KeyExpired, WrongShape, key_expired
 from boki.libs.bokistore.updates import Set, Update, apply
-from boki.libs.bokistore.views import OWN_STREAK, Outcome, Row, View, step
+from boki.libs.bokistore.views import Outcome, Row, View, step
 from boki.libs.fold import steps
 from boki.libs.fold.retrying import uncertain
 from boki.libs.fold.steps import Steps
@@ -109,7 +109,7 @@ class Direct:
         is_first = not row.writing and key is None
         row.writing += 1
         try:
-            if is_first and row.own_streak >= OWN_STREAK:
+            if is_first and row.own_streak >= self._reader.guess_after:
                 try:
                     return (yield from self._append_next(row, update))
                 except (ConditionFailed, WrongShape, TooLarge):

@@ -15,7 +15,7 @@ from boki.extending import Compared
 from boki.libs.bokistore import far
 from boki.libs.bokistore.records import ORIGIN, Checkpoint, Origin, checkpoints_tag, codec, row_tag
 from boki.libs.bokistore.under_way import Behind, UnderWay
-from boki.libs.bokistore.views import Row, Rows, View, checkpoint_of, step, view_in, view_of
+from boki.libs.bokistore.views import OWN_STREAK, Row, Rows, View, checkpoint_of, step, view_in, view_of
 from boki.libs.fold import steps
 from boki.libs.fold.steps import Compare, ReadPage, SetAuxdata, Steps, Sync, Tail
 
@@ -41,6 +41,8 @@ class Reader:
         self.due: set[str] = set()
         """Objects that should be saved, for whoever does that in the background."""
         self.save_after = SAVE_AFTER
+        self.guess_after = OWN_STREAK
+        """After this many changes in a row by this process alone it takes an object for its own."""
         self.is_far = False
         """Whether a gateway is on the way to the log, whose views are nearer than the records (`far`)."""
         self._other = other or (lambda name: Reader(Rows(), name))
@@ -78,12 +80,26 @@ class Reader:
         _, seen_to = yield from self.catch_up(name)
         return seen_to
 
+    def guess_with(self, name: str) -> int | None:
+        """A seqnum as of which this process knows the object, and those that were used with it the last time, if it
+        alone has changed them lately and knows of nothing newer. Others may have changed them: a commit would tell.
+        """
+        row = self.rows.find(name)
+        if row is None:
+            return None
+        rows = [row, *map(self.rows.find, row.together)]
+        known = [one for one in rows if one is not None and one.own_streak >= self.guess_after and not one.writing]
+        seqnum = min((one.known_to for one in known), default=0) - 1
+        is_newest = len(known) == len(rows) and all(one.newest.since <= seqnum for one in known)
+        return seqnum if is_newest else None
+
     def expect_news(self, names: Iterable[str]) -> None:
-        """A condition on one of these objects has failed: read their rows, without asking first."""
+        """A condition on one of these objects has failed: read their rows, without asking first, and do not guess."""
         for name in names:
             row = self.rows.find(name)
             if row is not None:
                 row.is_quiet = False
+                row.own_streak = 0
 
     def wait_for(self, behind: Behind) -> Steps[None]:
         """Until these commits of the process are over. A look is a read that lasts until a record comes to the row, so

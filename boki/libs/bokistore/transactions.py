@@ -8,6 +8,11 @@ with the record that the transaction has seen. The index of the log decides that
 the transaction happens there, and everything that it has read is true there. So transactions that write are strictly
 serializable, and a transaction that was refused stands in no row.
 
+**A guess** spares the read at the beginning. A transaction that begins with a change of an object which this process
+alone has changed lately takes it that it still is the only one, as it does for the objects that were used with that one
+the last time: its snapshot is where the process knows all of them. The commit proves it. If there is no commit, the end
+of the transaction asks: what was seen, and is not so, is a conflict.
+
 **Conflicts** are finer than conditions. If a row has grown, the transaction reads what came and tries its own actions
 on the new version (`drafts`): if all of them come to the same results, it is appended again with the new condition.
 Only if something that it has seen is different now, it ends with `ConflictError`. So transactions that use different
@@ -95,6 +100,9 @@ class Transaction:
         self._is_fixed = False
         self.only_reads = False
         """It will write nothing, so it cannot conflict, and waits for no other one."""
+        self._may_guess = True
+        self._is_guess = False
+        """The snapshot is where this process takes the end of the log to be, for the objects that it has used."""
 
     def begin(self, *, fresh: bool, looks_up_key: bool = True) -> Steps[None]:
         """`fresh`: see all that was acknowledged to anybody. Under a key that was used, read as of before its use.
@@ -103,6 +111,7 @@ class Transaction:
         nothing was changed, and what the transaction has seen and decided means nothing; begin again with a look.
         """
         if fresh:
+            self._may_guess = False
             yield Sync()
         self._has_looked = self._key is None or looks_up_key
         if self._key is not None and looks_up_key:
@@ -140,12 +149,16 @@ class Transaction:
         return found
 
     def give_up(self) -> Steps[None]:
-        """End it without a commit. `UsedBefore`: it must not end so, since it was committed earlier."""
+        """End it without a commit. `UsedBefore`: it must not end so, since it was committed earlier. `ConflictError`:
+        what it has seen is not so, and what the caller has concluded from it may be wrong.
+        """
         self.is_over = True
+        if self._is_guess:
+            yield from self.rebase()
         if not self._has_looked and (yield from self._find_key()):
             raise used_before(self._reader.book)
 
-    def _draft(self, name: str) -> Steps[Draft]:
+    def _draft(self, name: str, *, is_written: bool = False) -> Steps[Draft]:
         if self.is_over:
             raise WrongState("this transaction has ended: begin another one")
         known = self._drafts.get(name)
@@ -158,6 +171,9 @@ class Transaction:
                 field="objects",
                 limit=MAX_OBJECTS,
             )
+        if self.snapshot is None and is_written and self._may_guess:
+            self.snapshot = self._reader.guess_with(name)
+            self._is_guess = self.snapshot is not None
         if self.snapshot is None:
             seen_to = yield from self._reader.begin_with(name)
             if self.snapshot is None:  # another task of the transaction may have been faster
@@ -178,14 +194,14 @@ class Transaction:
                 raise
             raise conflict([name], self._reader.book) from None  # it has taken longer than the past is kept
 
-    def _draft_for(self, name: str, action: Action) -> Steps[Draft]:
+    def _draft_for(self, name: str, action: Action, *, is_written: bool = False) -> Steps[Draft]:
         """The draft of an object, at a moment at which an action on it can be committed."""
         if not (self._is_fixed or self.only_reads or self._earlier):
             if behind := self._reader.under_way.changing(name, action):
                 yield from self._reader.wait_for(behind)
             if self._is_outdated(name, action):
                 yield from self._move_on()
-        return (yield from self._draft(name))
+        return (yield from self._draft(name, is_written=is_written))
 
     def _is_outdated(self, name: str, action: Action) -> bool:
         """Whether the action is known to come to something else now than at the snapshot."""
@@ -215,7 +231,7 @@ class Transaction:
             raise InvalidArgument(
                 "an update in a transaction has no key of its own: give it to the transaction", field="key"
             )
-        draft = yield from self._draft_for(name, partial(result_on, update))
+        draft = yield from self._draft_for(name, partial(result_on, update), is_written=True)
         return draft.change(update)
 
     def look_all(self, questions: Sequence[tuple[str, Question]]) -> Steps[list[Any]]:
@@ -361,7 +377,7 @@ class Transaction:
         """Try everything that was done on the newest versions; `ConflictError`"""
         snapshot, views = yield from self._newest()
         self._move(views)
-        self.snapshot = snapshot
+        self.snapshot, self._is_guess = snapshot, False
 
     def _move_on(self) -> Steps[None]:
         """The same, if it can be done; otherwise the transaction stays where it is."""
@@ -373,7 +389,7 @@ class Transaction:
             self._move(views)
         except ConflictError:
             return
-        self.snapshot = snapshot
+        self.snapshot, self._is_guess = snapshot, False
 
     def _newest(self) -> Steps[tuple[int, dict[str, View]]]:
         """The end of the log, and all objects of the transaction as of then."""

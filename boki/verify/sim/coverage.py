@@ -35,6 +35,7 @@ from boki.verify.sim.nodes import Done, Look, Node
 
 OF_OBJECTS: Final = (
     "a transaction was in conflict with another one",
+    "a transaction was given up for what it had seen",
     "a commit whose answer was lost was found in the log",
     "what an object was is too long ago",
 )

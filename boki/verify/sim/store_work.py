@@ -45,6 +45,8 @@ class Plan:
     pause_s: float
     forgetting: float
     """How often a process forgets what it knows of objects, before it does something: a probability."""
+    guess_after: int
+    """After this many changes in a row a process takes an object for its own."""
     save_records: int
     """After this many records of an object a process saves it."""
     history_s: float | None
@@ -66,6 +68,8 @@ class _Planned(msgspec.Struct, frozen=True):
     """An element that is appended in a part that is undone; 0: none."""
     has_effect: bool = False
     is_fresh: bool = False
+    is_given_up: bool = False
+    """It ends without a commit for what it has seen, which must be so."""
     key: str | None = None
 
     @property
@@ -141,7 +145,8 @@ class Worker:
         self.memory = book.session.shared(Memory)
         self.memory.draw = self._rng.randbytes
         store = Store(book)
-        self.memory.reader(BOOK).save_after = self._plan.save_records
+        reader = self.memory.reader(BOOK)
+        reader.save_after, reader.guess_after = self._plan.save_records, self._plan.guess_after
         await self._until_done(partial(self._open_accounts, store))
         works = {"lists": self._transact, "money": self._transfer, "counts": self._count, "reads": self._read}
         for what, work in works.items():
@@ -209,7 +214,11 @@ class Worker:
         try:
             async with store.transaction(key=planned.key, fresh=planned.is_fresh) as txn:
                 await self._carry_out(planned, store, txn, ops)
+                if planned.is_given_up:
+                    raise _GivenUpError
                 process.loses_next_append = may_lose and planned.commits
+        except _GivenUpError:
+            self._note_given_up(planned, task, ops)
         except ConflictError as error:
             self._clock.sometimes("a transaction was in conflict with another one")
             self._clock.note(f"{self.name} is in conflict: {error}")
@@ -264,6 +273,8 @@ class Worker:
                 name, part = self._draw_list()
                 steps.append((name, part, self._ledger.moment() if writes else 0))
         planned = _Planned(number, steps, undone=self._ledger.moment() if rng.random() < 0.1 else 0)
+        if planned.writes and rng.random() < 0.1:
+            return msgspec.structs.replace(planned, is_given_up=True)
         if not planned.writes and rng.random() < 0.7:
             return msgspec.structs.replace(planned, is_fresh=rng.random() < 0.5)
         key = f"{self.name}-{number}" if rng.random() < 0.3 else None
@@ -297,6 +308,17 @@ class Worker:
         if planned.has_effect:
             self._ledger.effects[planned.number] = told
         self._clock.note(f"{self.name} is told {told} of {planned.number} at {seqnum}: {ops}")
+
+    def _note_given_up(self, planned: _Planned, task: int, ops: list[Op]) -> None:
+        """What it has seen of objects that it did not write to is a transaction that only reads."""
+        written = {op.key for op in planned.writes}
+        seen = tuple(op for op in ops if op.key not in written)
+        self._ledger.txns.append(Txn(planned.number, seen, "ok", task, None, self._ledger.moment()))
+        self._ledger.txns.append(Txn(self._ledger.moment(), tuple(planned.writes), "fail"))
+        if planned.undone:
+            self._ledger.txns.append(Txn(self._ledger.moment(), (Wrote("list-0.a", planned.undone),), "fail"))
+        self._clock.sometimes("a transaction was given up for what it had seen")
+        self._clock.note(f"{self.name} has given up {planned.number}: {ops}")
 
     # Money
 
@@ -356,6 +378,10 @@ class Worker:
 def counter_of(name: str) -> str:
     """The counter that this process changes more often than others."""
     return f"counter-{name}"
+
+
+class _GivenUpError(Exception):
+    """A transaction ends without a commit."""
 
 
 class _UndoneError(Exception):

@@ -249,6 +249,7 @@ def _draw_plan(rng: Random, names: list[str], work: int) -> Plan:
         forgetting=rng.choice((0.0, 0.1)),
         save_records=rng.choice((_SAVED_OFTEN, 15, 256)),
         history_s=rng.choice((None, None, 0.0, 1.0)),
+        guess_after=rng.choice((1, 1, 4)),
     )
     if plan.history_s == 0.0 and plan.save_records == _SAVED_OFTEN:  # few objects see more updates: nothing is trimmed
         return replace(plan, save_records=_SAVED_AT_ONCE)

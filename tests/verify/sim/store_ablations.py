@@ -101,6 +101,17 @@ def no_condition_on_a_guess() -> Any:
     return without(accesses, "Expect", anything)
 
 
+def no_question_at_the_end() -> Any:
+    """A transaction that began with a guess and ends without a commit does not ask whether it was right."""
+    give_up = Transaction.give_up
+
+    def trusting(self: Transaction) -> Steps[None]:
+        self._is_guess = False
+        yield from give_up(self)
+
+    return without(Transaction, "give_up", trusting)
+
+
 def no_parts() -> Any:
     """What was undone in a part of a transaction is committed with the rest."""
     return patch.multiple(Draft, mark=lambda self, number: None, go_back=lambda self, number: None)
@@ -117,6 +128,7 @@ ABLATIONS: dict[str, Callable[[], Any]] = {
     "keys of transactions": no_keys,
     "condition on a guess": no_condition_on_a_guess,
     "parts that are undone": no_parts,
+    "question at the end of a guess": no_question_at_the_end,
 }
 
 
