@@ -98,8 +98,7 @@ class Reader:
         for name in names:
             row = self.rows.find(name)
             if row is not None:
-                row.is_quiet = False
-                row.own_streak = 0
+                row.has_news()
 
     def wait_for(self, behind: Behind) -> Steps[None]:
         """Until these commits of the process are over. A look is a read that lasts until a record comes to the row, so
@@ -153,7 +152,7 @@ class Reader:
             return 0
         for number, row in enumerate(rows):
             if number in compared.changed:
-                row.is_quiet = False
+                row.has_news()
             else:
                 row.has_no_news(compared.next_start)
         return 0 if 0 in compared.changed else compared.next_start

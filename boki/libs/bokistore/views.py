@@ -197,6 +197,11 @@ class Row:
         self.is_quiet = not page.records
         self.known_to = max(self.known_to, page.next_start)
 
+    def has_news(self) -> None:
+        """Somebody else has changed the object."""
+        self.is_quiet = False
+        self.own_streak = 0
+
     def has_no_news(self, next_start: int) -> None:
         """Below that seqnum the row has no record after the newest one that was known when this was asked. What was
         learned since then lies above.

@@ -40,6 +40,8 @@ class Plan:
 
     lists: int
     accounts: int
+    own_lists: list[str]
+    """A list for each process, which it changes more often than others."""
     counters: list[str]
     quota: int
     pause_s: float
@@ -262,6 +264,8 @@ class Worker:
     def _draw_transaction(self) -> _Planned:
         rng = self._rng
         number = self._ledger.moment()
+        if rng.random() < 0.3:
+            return self._draw_owned(number)
         steps: list[tuple[str, str, int]] = []
         shape = rng.random()
         if shape < 0.4:  # what makes a skew of two: to look at one list, and write to another
@@ -273,13 +277,23 @@ class Worker:
                 name, part = self._draw_list()
                 steps.append((name, part, self._ledger.moment() if writes else 0))
         planned = _Planned(number, steps, undone=self._ledger.moment() if rng.random() < 0.1 else 0)
-        if planned.writes and rng.random() < 0.1:
-            return msgspec.structs.replace(planned, is_given_up=True)
         if not planned.writes and rng.random() < 0.7:
             return msgspec.structs.replace(planned, is_fresh=rng.random() < 0.5)
         key = f"{self.name}-{number}" if rng.random() < 0.3 else None
         has_effect = not planned.writes or rng.random() < 0.3
         return msgspec.structs.replace(planned, has_effect=has_effect, key=key)
+
+    def _draw_owned(self, number: int) -> _Planned:
+        """Over the list that this process takes for its own, or over that of another one, which is then wrong."""
+        shape = self._rng.random()
+        mine = own_list_of(self.name)
+        if shape < 0.4:
+            return _Planned(number, [(mine, "a", self._ledger.moment())])
+        if shape < 0.8:  # what it sees after a change shows what was there before that
+            return _Planned(number, [(mine, "a", self._ledger.moment()), (mine, "a", 0)], is_given_up=True)
+        name, part = self._draw_list()
+        other = self._rng.choice(self._plan.own_lists)
+        return _Planned(number, [(other, "a", self._ledger.moment()), (name, part, self._ledger.moment())])
 
     async def _append_alone(self, store: Store, task: int) -> None:
         """An update outside of transactions is one, too."""
@@ -310,13 +324,12 @@ class Worker:
         self._clock.note(f"{self.name} is told {told} of {planned.number} at {seqnum}: {ops}")
 
     def _note_given_up(self, planned: _Planned, task: int, ops: list[Op]) -> None:
-        """What it has seen of objects that it did not write to is a transaction that only reads."""
-        written = {op.key for op in planned.writes}
-        seen = tuple(op for op in ops if op.key not in written)
-        self._ledger.txns.append(Txn(planned.number, seen, "ok", task, None, self._ledger.moment()))
-        self._ledger.txns.append(Txn(self._ledger.moment(), tuple(planned.writes), "fail"))
-        if planned.undone:
-            self._ledger.txns.append(Txn(self._ledger.moment(), (Wrote("list-0.a", planned.undone),), "fail"))
+        """What it has seen, without what it wrote, is a transaction that only reads."""
+        [(_, _, own), _] = planned.steps
+        [(key, values)] = [(op.key, op.values) for op in ops if isinstance(op, Read)]
+        seen = Read(key, tuple(value for value in values if value != own))
+        self._ledger.txns.append(Txn(planned.number, (seen,), "ok", task, None, self._ledger.moment()))
+        self._ledger.txns.append(Txn(self._ledger.moment(), (Wrote(key, own),), "fail"))
         self._clock.sometimes("a transaction was given up for what it had seen")
         self._clock.note(f"{self.name} has given up {planned.number}: {ops}")
 
@@ -378,6 +391,11 @@ class Worker:
 def counter_of(name: str) -> str:
     """The counter that this process changes more often than others."""
     return f"counter-{name}"
+
+
+def own_list_of(name: str) -> str:
+    """The list that this process changes more often than others."""
+    return f"list-of-{name}"
 
 
 class _GivenUpError(Exception):

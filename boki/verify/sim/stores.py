@@ -26,7 +26,7 @@ from boki.verify.histories.lists import find_anomalies
 from boki.verify.histories.objects import find_torn_commits, find_wrong_counts
 from boki.verify.histories.txns import Read, Txn, Wrote
 from boki.verify.sim.processes import Process
-from boki.verify.sim.store_work import BOOK, EFFECT, FIELDS, OPENING, Ledger, Plan, Worker, counter_of
+from boki.verify.sim.store_work import BOOK, EFFECT, FIELDS, OPENING, Ledger, Plan, Worker, counter_of, own_list_of
 from boki.verify.sim.users import Users
 
 if TYPE_CHECKING:
@@ -88,7 +88,8 @@ class StoreClients:
         book = process.logbook(BOOK)
         tail = await book.check_tail(fresh=True)
         self._until = 0 if tail is None else tail.seqnum
-        names = [f"list-{number}" for number in range(self._plan.lists)] + self._plan.account_names
+        names = [f"list-{number}" for number in range(self._plan.lists)] + self._plan.own_lists
+        names += self._plan.account_names
         names += self._plan.counters
         store, memory = Store(book), book.session.shared(Memory)
         memory.draw = Random("bookkeeper").randbytes
@@ -243,6 +244,7 @@ def _draw_plan(rng: Random, names: list[str], work: int) -> Plan:
     plan = Plan(
         lists=rng.choice((2, 2, 3)),
         accounts=rng.choice((2, 3, 4)),
+        own_lists=[own_list_of(name) for name in names],
         counters=[counter_of(name) for name in names],
         quota=work * rng.choice((12, 18, 24)),
         pause_s=rng.choice((0.02, 0.06, 0.15)) / work,

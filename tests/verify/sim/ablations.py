@@ -45,7 +45,7 @@ from boki.sequencer.core import SequencerCore
 from boki.sequencer.metalog_store import Phase
 from boki.sequencer.primary import Primary
 from boki.verify.sim.disks import SimulatedDisk, Then
-from boki.verify.sim.options import Options, draw_options
+from boki.verify.sim.options import Options, draw_objects, draw_options
 from boki.verify.sim.simulation import simulate
 from tests.verify.sim import ahead_ablations, log_ablations, store_ablations
 from tests.verify.sim import call_ablations as calls
@@ -480,6 +480,8 @@ def seeds_needed(name: str, seeds: Iterable[int] = range(LIMIT)) -> tuple[int, i
     with ABLATIONS[name]():
         for count, seed in enumerate(seeds, 1):
             options = draw_options(seed, with_layout=name in log_ablations.ABLATIONS)  # others were found without
+            if name in store_ablations.NEED_LONG_LOADS:
+                options = draw_objects(seed)
             if name in NEEDS and not NEEDS[name](options):
                 continue
             if name in ahead_ablations.ABLATIONS:

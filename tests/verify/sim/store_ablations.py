@@ -132,6 +132,10 @@ ABLATIONS: dict[str, Callable[[], Any]] = {
 }
 
 
+NEED_LONG_LOADS = ("question at the end of a guess",)
+"""What the few transactions of an ordinary seed hardly ever come to."""
+
+
 def has_objects(options: Options) -> bool:
     """What a seed must have drawn to show that one of these is off."""
     return options.stores > 0

@@ -32,7 +32,7 @@ def test_the_objects_of_a_run_without_faults_hold_what_they_promise() -> None:
 def test_objects_outlive_their_processes_and_their_engines(seed: int) -> None:
     """Whatever dies in the middle of whatever: no anomaly, no increment lost or doubled, no view of its own."""
     faults = {"crash": 1.0, "pause": 0.5, "crash_primary": 0.5}
-    outcome = simulate(Options(seed=seed, clients=1, stores=3, store_crashes=1.5, faults=faults))
+    outcome = simulate(Options(seed=seed, clients=1, stores=3, store_work=2, store_crashes=1.5, faults=faults))
     assert outcome.violations == []
     assert outcome.seen["a transaction was in conflict with another one"]
 
