@@ -109,7 +109,7 @@ def pins(book: str) -> Steps[list[int]]:
                 if found.is_over:
                     forks.pop(found.book, None)
                 else:
-                    at = found.at or record.seqnum
+                    at = min(found.at or record.seqnum, record.seqnum)  # what had not come yet is not in the fork
                     forks[found.book] = min(at, forks.get(found.book, at))
         if page.is_end:
             return list(forks.values())

@@ -302,14 +302,17 @@ async def test_a_fork_whose_book_was_trimmed_is_the_same_fork() -> None:
             await store.fork("copy", at=17)
 
 
+@pytest.mark.parametrize("at", [0, 1 << 60])
 @asynchronous
-async def test_what_a_fork_needs_is_kept_until_it_is_released() -> None:
-    """The parent is trimmed above that only then; a fork that comes too late says so."""
+async def test_what_a_fork_needs_is_kept_until_it_is_released(at: int) -> None:
+    """The parent is trimmed above that only then; a fork that comes too late says so. One as of a moment that has not
+    come yet is a fork of now.
+    """
     async with boki.testing.context() as ctx:
         store = Store(ctx)
         await store.configure(history_s=0)
         await count_up(ctx, "x", 10)
-        fork = await store.fork("copy")
+        fork = await store.fork("copy", at=at)
         await count_up(ctx, "x", 3 * SAVE_AFTER)
         ctx.logbook.session.shared(Memory).forget()
         assert await fork.object("x").get("n") == 10
