@@ -254,6 +254,7 @@ class TransactionBlock:
             self._outer = (outer, transacting.mark(), transacting.extra_count)
             return outer
         transacting = Transacting(store.way.reader, store.way.new_nonce(), store.author, self._key)
+        transacting.may_guess = self._outbox is None
         transaction = Transaction(transacting, store.way)
         if self._fresh or self._key is not None:
             store.way.run(transacting.begin(fresh=self._fresh, looks_up_key=self._looks_up_key))

@@ -100,7 +100,8 @@ class Transaction:
         self._is_fixed = False
         self.only_reads = False
         """It will write nothing, so it cannot conflict, and waits for no other one."""
-        self._may_guess = True
+        self.may_guess = True
+        """Whether it may guess its snapshot. What is handed over to an outbox has no end here that could ask."""
         self._is_guess = False
         """The snapshot is where this process takes the end of the log to be, for the objects that it has used."""
 
@@ -111,7 +112,7 @@ class Transaction:
         nothing was changed, and what the transaction has seen and decided means nothing; begin again with a look.
         """
         if fresh:
-            self._may_guess = False
+            self.may_guess = False
             yield Sync()
         self._has_looked = self._key is None or looks_up_key
         if self._key is not None and looks_up_key:
@@ -171,7 +172,7 @@ class Transaction:
                 field="objects",
                 limit=MAX_OBJECTS,
             )
-        if self.snapshot is None and is_written and self._may_guess:
+        if self.snapshot is None and is_written and self.may_guess:
             self.snapshot = self._reader.guess_with(name)
             self._is_guess = self.snapshot is not None
         if self.snapshot is None:

@@ -10,6 +10,9 @@ import boki.testing
 from boki import ConditionFailed, Context, InvalidArgument, WrongState
 from boki.libs.bokiqueue import Queue
 from boki.libs.bokistore import Store
+from boki.libs.bokistore.records import UNKNOWN_AUTHOR, signed, write_records
+from boki.libs.bokistore.updates import Set
+from boki.libs.bokistore.views import OWN_STREAK
 from boki.libs.fold.outbox import Outbox
 from tests.libs.bokiqueue.running import asynchronous
 
@@ -62,6 +65,30 @@ async def test_a_message_that_conflicts_too_often_is_a_dead_letter_and_took_no_e
         await orders.redrive()
         assert await _add_up(ctx, orders) == 0
         assert sorted(await seen.get("all")) == list(range(1, 21))
+
+
+@asynchronous
+async def test_what_commits_with_an_outbox_is_no_guess() -> None:
+    """Others have changed an object that was this process's own: nothing is decided by the old version, neither what
+    the block concludes outside of the transaction, nor the fate of the message.
+    """
+    async with boki.testing.context() as ctx:
+        stock = Store(ctx).object("stock")
+        orders: Queue[int] = Queue(ctx.logbook, "orders", type=int)
+        await orders.create(max_deliveries=1)
+        await orders.push(10)
+        for _ in range(OWN_STREAK):
+            await stock.increment("tea")
+        changed = [("stock", [Set(("tea",), b"99")])]
+        [written] = write_records(changed, b"another process", signed(UNKNOWN_AUTHOR), is_transaction=False)
+        await ctx.logbook.append(written.data, tags=written.tags)
+        message = await orders.lease(60)
+        assert message is not None
+        async with orders.process(message) as out:
+            async with Store(ctx).transaction(outbox=out) as txn:
+                left = await txn.object("stock").increment("tea", -message.value)
+            assert left == 89
+        assert await stock.get("tea") == 89
 
 
 @asynchronous
