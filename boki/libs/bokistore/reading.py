@@ -8,16 +8,19 @@ checkpoint, the book that this one is a fork of, or nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
-from boki import MAX_SEQNUM, Page, Record, Trimmed
+from boki import MAX_SEQNUM, BokiError, Page, Record, Trimmed
 from boki.extending import Compared
 from boki.libs.bokistore import far
 from boki.libs.bokistore.records import ORIGIN, Checkpoint, Origin, checkpoints_tag, codec, row_tag
 from boki.libs.bokistore.under_way import Behind, UnderWay
 from boki.libs.bokistore.views import OWN_STREAK, Row, Rows, View, checkpoint_of, step, view_in, view_of
 from boki.libs.fold import steps
+from boki.libs.fold.retrying import uncertain
 from boki.libs.fold.steps import Compare, ReadPage, SetAuxdata, Steps, Sync, Tail
+
+T = TypeVar("T")
 
 LEAVE_VIEW_AFTER: Final = 16
 """A reader that began without a view and has read this many records leaves one, as auxiliary data, for the next."""
@@ -322,3 +325,11 @@ def origin_of(book: str) -> Steps[tuple[Origin, Record] | None]:
         if isinstance(found, Origin):
             return found, record
     return None
+
+
+def certain(reads: Steps[T]) -> Steps[T]:
+    """Reads that tell the outcome of a commit: an error of theirs says nothing of that."""
+    try:
+        return (yield from reads)
+    except BokiError as error:
+        raise uncertain(error) from error

@@ -14,11 +14,11 @@ import msgspec
 from boki import InvalidArgument, TooLarge, WrongType
 from boki.libs.bokistore.accesses import Access
 from boki.libs.bokistore.json_values import MAX_INT, MIN_INT, MISSING, copy_of, decode, encode, plain
+from boki.libs.bokistore.keys import check_key
 from boki.libs.bokistore.paths import Path, parse_path
 from boki.libs.bokistore.queries import IsThere, ItemsAt, KeysAt, LengthAt, NumberAt, ValueAt
 from boki.libs.bokistore.records import check_object_name
 from boki.libs.bokistore.refusals import WrongShape
-from boki.libs.bokistore.transactions import check_key
 from boki.libs.bokistore.updates import (
     MAX_OBJECT_BYTES,
     Append,

@@ -28,6 +28,7 @@ from boki import Context, InvalidArgument, LogBook, NewRecord, Trimmed
 from boki.libs.bokistore import saving
 from boki.libs.bokistore.accesses import Access, Direct
 from boki.libs.bokistore.collections import Counter, Map, StoredList, StoredSet
+from boki.libs.bokistore.keys import check_key
 from boki.libs.bokistore.listing import MAP_PARTITIONS, MAPS, OBJECTS, PARTITIONS
 from boki.libs.bokistore.machines import ReplicatedObject, check_kind
 from boki.libs.bokistore.maps import MapRequests, Shape, check_shape, shape_of
@@ -38,7 +39,6 @@ from boki.libs.bokistore.refusals import ConflictError, UsedBefore
 from boki.libs.bokistore.replicas import Replica
 from boki.libs.bokistore.requests import Requests
 from boki.libs.bokistore.transactions import Transaction as Transacting
-from boki.libs.bokistore.transactions import check_key
 from boki.libs.bokistore.way import Way
 from boki.libs.fold.arguments import check_span
 from boki.libs.fold.outbox import Outbox
@@ -235,7 +235,7 @@ class TransactionBlock:
         self._key = check_key(key)
         self._fresh = fresh
         self._looks_up_key = looks_up_key
-        self._outer: tuple[Transaction, int, int] | None = None
+        self._outer: tuple[Transaction, int, int, int] | None = None
         self._inner: tuple[Transaction, Token[dict[int, Transaction]]] | None = None
 
     async def __aenter__(self) -> Transaction:
@@ -248,7 +248,7 @@ class TransactionBlock:
                     field="key",
                 )
             transacting = outer.core
-            self._outer = (outer, transacting.mark(), transacting.extra_count)
+            self._outer = (outer, transacting.mark(), transacting.extra_count, transacting.parts.begin())
             return outer
         transacting = Transacting(store.way.reader, store.way.new_nonce(), store.author, self._key)
         transacting.may_guess = self._outbox is None
@@ -262,7 +262,8 @@ class TransactionBlock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._outer is not None:
-            transaction, mark, extra = self._outer
+            transaction, mark, extra, part = self._outer
+            transaction.core.parts.end(part, is_undone=kind is not None)
             if kind is not None:
                 transaction.core.go_back(mark, extra)
             return

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from boki import (
     BokiError,
@@ -50,9 +50,11 @@ from boki import (
 from boki.libs.bokistore.accesses import look_all
 from boki.libs.bokistore.drafts import Draft, answer_on, is_same_outcome, result_on
 from boki.libs.bokistore.json_values import MISSING
+from boki.libs.bokistore.keys import is_same_work
 from boki.libs.bokistore.listing import with_names, without_names
+from boki.libs.bokistore.parts import Parts
 from boki.libs.bokistore.queries import Question
-from boki.libs.bokistore.reading import Reader
+from boki.libs.bokistore.reading import Reader, certain
 from boki.libs.bokistore.records import ROW, Author, Write, codec, row_tag, signed, write_records
 from boki.libs.bokistore.refusals import ConflictError, conflict, key_expired, used_before
 from boki.libs.bokistore.under_way import Action
@@ -60,11 +62,9 @@ from boki.libs.bokistore.updates import Update
 from boki.libs.bokistore.views import View
 from boki.libs.fold import steps
 from boki.libs.fold.outbox import Outbox
-from boki.libs.fold.retrying import Repetition, uncertain
+from boki.libs.fold.retrying import Repetition
 from boki.libs.fold.steps import Append, Pause, ReadPage, Steps, Sync
 from boki.retry import Backoff
-
-T = TypeVar("T")
 
 MAX_OBJECTS: Final = 1_000
 """Maximum number of objects of one transaction: each is a condition of its append."""
@@ -90,6 +90,8 @@ class Transaction:
         self._drafts: dict[str, Draft] = {}
         self._extra: list[NewRecord] = []
         self._writes: list[NewRecord] = []
+        self.parts = Parts()
+        """Blocks of several tasks inside of its block."""
         self._marks = 0
         self.snapshot: int | None = None
         """The seqnum as of which it reads; None: it has not read yet."""
@@ -159,9 +161,12 @@ class Transaction:
         if not self._has_looked and (yield from self._find_key()):
             raise used_before(self._reader.book)
 
-    def _draft(self, name: str, *, is_written: bool = False) -> Steps[Draft]:
+    def _check_open(self) -> None:
         if self.is_over:
             raise WrongState("this transaction has ended: begin another one")
+
+    def _draft(self, name: str, *, is_written: bool = False) -> Steps[Draft]:
+        self._check_open()
         known = self._drafts.get(name)
         if known is not None:
             return known
@@ -182,6 +187,7 @@ class Transaction:
         while True:
             snapshot = self.snapshot
             view = yield from self._view_at(name, snapshot)
+            self._check_open()  # what comes after its commit is not in it
             if snapshot == self.snapshot:  # another task of the transaction may have moved it on
                 return self._drafts.setdefault(name, Draft(view))
 
@@ -223,6 +229,7 @@ class Transaction:
 
     def look(self, name: str, query: Question) -> Steps[Any]:
         """The answer to a query, as of the snapshot and with the transaction's own writes."""
+        self.parts.used()
         draft = yield from self._draft_for(name, partial(answer_on, query))
         return draft.look(query)
 
@@ -232,6 +239,7 @@ class Transaction:
             raise InvalidArgument(
                 "an update in a transaction has no key of its own: give it to the transaction", field="key"
             )
+        self.parts.used()
         draft = yield from self._draft_for(name, partial(result_on, update), is_written=True)
         return draft.change(update)
 
@@ -247,6 +255,8 @@ class Transaction:
 
     def append(self, record: NewRecord) -> None:
         """Add a record of the application, which is appended together with the commit."""
+        self._check_open()
+        self.parts.used()
         self._extra.append(record)
 
     # parts
@@ -285,7 +295,7 @@ class Transaction:
             yield from self.give_up()
             return self.snapshot or 0
         seqnums = yield from self._append()
-        if self._key is not None and not (yield from _certain(self._is_own(seqnums[0]))):
+        if self._key is not None and not (yield from certain(self._is_own(seqnums[0]))):
             raise used_before(self._reader.book)
         self._learn(seqnums)
         return seqnums[len(self._writes) - 1 if self._writes else -1]
@@ -295,6 +305,7 @@ class Transaction:
         same others.
         """
         self.is_over = True
+        self.parts.check()
         first, *others = self._drafts or [""]
         row = self._reader.rows.find(first)
         if row is not None:
@@ -361,7 +372,7 @@ class Transaction:
                 return seqnums
             except ConditionFailed:
                 if lost.is_doubtful:
-                    found = yield from _certain(self._find_own())
+                    found = yield from certain(self._find_own())
                     if found:
                         return found
                     lost = Repetition(_DECIDE, decides=True)  # what was lost was refused, and stays refused
@@ -472,34 +483,10 @@ class Transaction:
                 break
             committed += without_names(write.updates)
             last = seqnum
-        if _joined(committed) != _joined(self.written):
+        if not is_same_work(committed, self.written):
             raise KeyReused(
                 f"key {self._shown_key!r} was used for another transaction of book {self._reader.book!r}, which was "
                 "committed: give each transaction a key of its own",
                 key=self._shown_key,
             )
         return last
-
-
-def _certain(reads: Steps[T]) -> Steps[T]:
-    """Reads that tell the outcome of a commit: an error of theirs says nothing of that."""
-    try:
-        return (yield from reads)
-    except BokiError as error:
-        raise uncertain(error) from error
-
-
-def _joined(updates: Sequence[tuple[str, Sequence[Update]]]) -> dict[str, list[Update]]:
-    joined: dict[str, list[Update]] = {}
-    for name, some in updates:
-        joined.setdefault(name, []).extend(some)
-    return joined
-
-
-def check_key(key: object) -> str | None:
-    """`key`, if it may name a transaction or an update."""
-    if key is None:
-        return None
-    if not isinstance(key, str) or not 0 < len(key.encode("utf-8", "surrogatepass")) <= 200:
-        raise InvalidArgument(f"key must be text of 1 to 200 bytes, not {key!r:.100}", field="key")
-    return key

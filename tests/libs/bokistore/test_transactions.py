@@ -338,6 +338,8 @@ async def test_a_transaction_that_is_over_takes_nothing_more() -> None:
             x = txn.object("x")
         with pytest.raises(WrongState, match="ended"):
             await x.set("n", 1)
+        with pytest.raises(WrongState, match="ended"):
+            txn.append(b"more")
         async with store.transaction() as txn:
             with pytest.raises(InvalidArgument, match="transaction"):
                 await txn.object("x").set("n", 1, key="k")
@@ -372,6 +374,63 @@ async def test_tasks_of_one_transaction_share_it() -> None:
             found = await asyncio.gather(*(txn.object(f"o{number}").get("n") for number in range(5)))
             await txn.object("sum").set("n", sum(found))
         assert await store.object("sum").get("n") == 10
+
+
+@pytest.mark.parametrize("use", ["nothing", "a write", "a block", "a read", "a record"])
+@asynchronous
+async def test_a_part_that_raises_is_undone_alone_or_nothing_commits(use: str) -> None:
+    """What another task has done meanwhile would be undone with it, or may have seen what was undone."""
+    async with boki.testing.context() as ctx:
+        store = Store(ctx)
+        has_begun, is_used = asyncio.Event(), asyncio.Event()
+
+        async def part() -> None:
+            async with store.transaction() as txn:
+                await txn.object("a").set("n", 1)
+                has_begun.set()
+                await is_used.wait()
+                raise ZeroDivisionError
+
+        async def other(txn: Transaction) -> None:
+            await has_begun.wait()
+            match use:
+                case "a write":
+                    await txn.object("b").set("n", 1)
+                case "a block":
+                    async with store.transaction() as inner:
+                        await inner.object("b").set("n", 1)
+                case "a read":
+                    assert await txn.object("a").get("n") == 1
+                case "a record":
+                    txn.append(b"more", ["audit"])
+            is_used.set()
+
+        async def work() -> None:
+            async with store.transaction() as txn:
+                await txn.object("c").set("n", 1)
+                found = await asyncio.gather(part(), other(txn), return_exceptions=True)
+                assert [type(one) for one in found] == [ZeroDivisionError, type(None)]
+
+        if use == "nothing":
+            await work()
+            assert await store.objects() == ["c"]
+        else:
+            with pytest.raises(WrongState, match="while another task used"):
+                await work()
+            assert await store.objects() == []
+
+
+@asynchronous
+async def test_an_update_that_the_commit_overtakes_is_refused() -> None:
+    """It would be lost, and its caller would take it for done."""
+    async with boki.testing.context() as ctx:
+        async with Store(ctx).transaction() as txn:
+            await txn.object("a").set("n", 1)
+            late = asyncio.ensure_future(txn.object("b").set("n", 1))
+            await asyncio.sleep(0)
+        with pytest.raises(WrongState, match="has ended"):
+            await late
+        assert await Store(ctx).objects() == ["a"]
 
 
 @asynchronous

@@ -1,0 +1,29 @@
+"""Keys of updates and transactions, which count once under each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from boki import InvalidArgument
+from boki.libs.bokistore.updates import Update
+
+
+def check_key(key: object) -> str | None:
+    """`key`, if it may name a transaction or an update."""
+    if key is None:
+        return None
+    if not isinstance(key, str) or not 0 < len(key.encode("utf-8", "surrogatepass")) <= 200:
+        raise InvalidArgument(f"key must be text of 1 to 200 bytes, not {key!r:.100}", field="key")
+    return key
+
+
+def is_same_work(one: Sequence[tuple[str, Sequence[Update]]], other: Sequence[tuple[str, Sequence[Update]]]) -> bool:
+    """Whether two transactions write the same, in however many records."""
+    return _joined(one) == _joined(other)
+
+
+def _joined(updates: Sequence[tuple[str, Sequence[Update]]]) -> dict[str, list[Update]]:
+    joined: dict[str, list[Update]] = {}
+    for name, some in updates:
+        joined.setdefault(name, []).extend(some)
+    return joined

@@ -1,0 +1,52 @@
+"""Parts of a transaction that can be undone alone: blocks inside of its block, also where several tasks use it at once.
+
+A part that raises is undone as if it had not been. What another task has read or written since the part began may
+stand on what the part has written, or would be undone with it. So then the whole transaction must not commit.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from itertools import count
+from typing import Final
+
+from boki import WrongState
+
+_numbers: Final = count(1)
+_mine: ContextVar[frozenset[int]] = ContextVar("boki.store.parts", default=frozenset())
+"""The parts in which this task is."""
+
+
+class Parts:
+    """The parts of one transaction that are open."""
+
+    def __init__(self) -> None:
+        self._open: set[int] = set()
+        self._shared: set[int] = set()
+        self._is_broken = False
+
+    def begin(self) -> int:
+        """A part begins in this task."""
+        number = next(_numbers)
+        self._open.add(number)
+        _mine.set(_mine.get() | {number})
+        return number
+
+    def used(self) -> None:
+        """This task reads or writes: what others have open can no longer be undone alone."""
+        if self._open:
+            self._shared |= self._open - _mine.get()
+
+    def end(self, number: int, *, is_undone: bool) -> None:
+        """The part is over."""
+        self._open.discard(number)
+        _mine.set(_mine.get() - {number})
+        self._is_broken = self._is_broken or (is_undone and number in self._shared)
+
+    def check(self) -> None:
+        """`WrongState`: the transaction must not commit."""
+        if self._is_broken:
+            raise WrongState(
+                "a block inside of this transaction raised while another task used the transaction, and neither can be "
+                "undone alone: nothing was changed; let the error out of the outer block, too, or do one after another"
+            )
