@@ -96,6 +96,11 @@ class Reader:
         is_newest = len(known) == len(rows) and all(one.newest.since <= seqnum for one in known)
         return seqnum if is_newest else None
 
+    def is_own(self, name: str) -> bool:
+        """Whether this process takes the object for its own: it alone has changed it lately, as far as it knows."""
+        row = self.rows.find(name)
+        return row is not None and row.own_streak >= self.guess_after
+
     def expect_news(self, names: Iterable[str]) -> None:
         """A condition on one of these objects has failed: read their rows, without asking first, and do not guess."""
         for name in names:

@@ -56,15 +56,27 @@ def test_objects_of_ones_own_are_changed_with_one_request() -> None:
     assert process.run(process.direct.look("b", ValueAt(HITS))) == OWN_STREAK + 1
 
 
-def test_another_object_is_read_as_of_the_same_moment() -> None:
-    """What a guess does not cover is read as of its snapshot, so that all was true together."""
+def test_a_guess_ends_where_others_write() -> None:
+    """What others have changed before the transaction began is no conflict: it is read as it is now, with the rest."""
     process = owner_of("a")
     other = Process(process.book)
     other.run(move(other.begin(), "c"))
     txn = process.begin()
     process.run(txn.change("a", Increment(HITS, 1)))
+    assert process.run(txn.look("c", ValueAt(HITS))) == 1
+    process.run(txn.commit())
+    assert process.run(process.direct.look("a", ValueAt(HITS))) == OWN_STREAK + 1
+
+
+def test_another_object_is_read_as_of_the_same_moment() -> None:
+    """A wrong guess stays one: all that is seen was true together, and the commit is refused."""
+    process = owner_of("a")
+    other = Process(process.book)
+    other.run(move(other.begin(), "a", "c"))
+    txn = process.begin()
+    process.run(txn.change("a", Increment(HITS, 1)))
     assert process.run(txn.look("c", ValueAt(HITS))) is MISSING
-    with pytest.raises(ConflictError, match="c"):
+    with pytest.raises(ConflictError, match="a"):
         process.run(txn.commit())
 
 
