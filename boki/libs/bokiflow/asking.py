@@ -17,6 +17,7 @@ from boki.libs.bokiflow.digests import digest_of
 from boki.libs.bokiflow.joins import Base
 from boki.libs.bokiflow.records import Result
 from boki.libs.bokistore.json_values import MISSING, is_same
+from boki.libs.bokistore.parts import Parts
 from boki.libs.bokistore.paths import Segments
 from boki.libs.bokistore.queries import Question as Query
 from boki.libs.bokistore.queries import ValueAt
@@ -110,6 +111,8 @@ class Draft:
         """Records of the application that are appended with it."""
         self.base: Base | None = None
         """What it begins with, if it is a part of the transaction of another workflow."""
+        self.parts = Parts()
+        """Blocks of several tasks inside of its block."""
         self.calls = 0
         """Number of children in it that have not ended."""
         self.failed = ""

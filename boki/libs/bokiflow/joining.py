@@ -65,6 +65,7 @@ async def _take(body: Body, txn: FlowTransaction, name: str, base: Base, came: C
     if txn.access.is_over:
         return  # nothing of it is to be committed
     draft = txn.draft
+    draft.parts.used()
     await body.machine.ask(Load(draft, came.used))
     core = draft.core
     assert core is not None, "it has begun"

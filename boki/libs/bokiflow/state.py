@@ -124,6 +124,7 @@ class _Drafted:
 
     def look(self, name: str, query: Question) -> Steps[Any]:
         """See `Access`."""
+        self._draft.parts.used()
         core = yield from self._load([name])
         return (yield from core.look(name, query))
 
@@ -144,6 +145,7 @@ class _Drafted:
     def change(self, name: str, update: Update, key: str | None = None) -> Steps[Any]:
         """See `Access`."""
         _refuse_key(key)
+        self._draft.parts.used()
         core = yield from self._load([name])
         return (yield from core.change(name, update))
 
@@ -181,11 +183,13 @@ class FlowTransaction(_Objects):
 
     def append(self, data: bytes, tags: Iterable[str] = ()) -> None:
         """Append a record of the application to the book, if and when the transaction commits."""
+        self.draft.parts.used()
         self.draft.extra.append(NewRecord(data, tuple(tags)))
 
     def check(self) -> None:
         """`WrongState` if it cannot be committed any more."""
         draft = self.draft
+        draft.parts.check()
         if draft.calls:
             raise WrongState(f"{draft.calls} children of this transaction have not ended: await them in its block")
         if draft.failed:
@@ -205,7 +209,7 @@ class TransactionBlock:
     """`async with` for a transaction: it commits at the end, unless the block raises."""
 
     def __init__(self) -> None:
-        self._outer: tuple[FlowTransaction, int, int] | None = None
+        self._outer: tuple[FlowTransaction, int, int, int] | None = None
         self._inner: tuple[FlowTransaction, Token[FlowTransaction | None], Body] | None = None
 
     async def __aenter__(self) -> FlowTransaction:
@@ -215,7 +219,8 @@ class TransactionBlock:
             if outer.draft.core is None and outer.draft.base is not None:
                 await body.machine.ask(Load(outer.draft, []))  # what it begins with is not undone
             core = outer.draft.core
-            self._outer = outer, core.mark() if core is not None else 0, len(outer.draft.extra)
+            mark = core.mark() if core is not None else 0
+            self._outer = outer, mark, len(outer.draft.extra), outer.draft.parts.begin()
             return outer
         txn = FlowTransaction()
         self._inner = txn, _open.set(txn), body
@@ -225,7 +230,8 @@ class TransactionBlock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._outer is not None:
-            outer, mark, extra = self._outer
+            outer, mark, extra, part = self._outer
+            outer.draft.parts.end(part, is_undone=kind is not None)
             if kind is not None:
                 del outer.draft.extra[extra:]
                 if outer.draft.core is not None:

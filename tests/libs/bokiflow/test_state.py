@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import boki.testing
-from boki import BokiError, InvalidArgument
+from boki import BokiError, InvalidArgument, WrongState
 from boki.api.function import Function
 from boki.libs.bokiflow import flow, step, workflow
 from boki.libs.bokiflow.blocking import flow as blocking_flow
@@ -113,6 +113,43 @@ async def test_transactions_commit_once_whatever_crashes() -> None:
         async with boki.testing.context("test", log=world.log) as ctx:
             assert len((await ctx.logbook.read("audit")).records) == 1
             assert await Store(ctx).object("a").get() == -3
+
+
+@workflow
+async def sharing(uses: str) -> str:
+    has_begun, is_used = asyncio.Event(), asyncio.Event()
+
+    async def part() -> None:
+        async with flow.store.transaction() as txn:
+            await txn.object("a").set("", 1)
+            has_begun.set()
+            await is_used.wait()
+            raise KeyError
+
+    async def other() -> None:
+        await has_begun.wait()
+        if uses:
+            async with flow.store.transaction() as txn:
+                await txn.object("b").set("", 1)
+        is_used.set()
+
+    try:
+        async with flow.store.transaction() as txn:
+            await txn.object("c").set("", 1)
+            await asyncio.gather(part(), other(), return_exceptions=True)
+    except WrongState as error:
+        return error.message
+    return "committed"
+
+
+async def test_a_part_that_raises_is_undone_alone_or_nothing_commits(each_mode: None) -> None:
+    """What another task has written meanwhile would be undone with it."""
+    world = World()
+    assert "while another task used" in await world.run(sharing, "uses")
+    assert [await in_book(world, name) for name in "abc"] == [None, None, None]
+    world = World()
+    assert await world.run(sharing, "") == "committed"
+    assert [await in_book(world, name) for name in "abc"] == [None, None, 1]
 
 
 @workflow
