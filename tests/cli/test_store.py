@@ -77,6 +77,10 @@ def test_the_past_and_forks(url: str) -> None:
     assert [version["value"] for version in versions] == [0, 1, 2]
     table = boki(url, "history", "shop", "x", "-n", "2").stdout.splitlines()
     assert len(table) == 3
+    times = [line.split("\t")[1] for line in boki(url, "history", "shop", "x").stdout.splitlines()[1:]]
+    assert boki(url, "get", "shop", "x", "--at-time", times[1]).stdout == "1\n"
+    boki(url, "get", "shop", "x", "--at-time", "yesterday", code=2)
+    boki(url, "get", "shop", "x", "--at", "1", "--at-time", times[1], code=2)
     at = str(versions[1]["seqnum"])
     assert boki(url, "get", "shop", "x", "--at", at).stdout == "1\n"
     boki(url, "fork", "shop", "shop-copy", "--at", at)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from math import isfinite
 from typing import Any, Final, Generic, TypeVar
 
@@ -43,7 +44,7 @@ class Requests(Generic[T]):
     def __init__(self, access: Access, name: str, kind: type[T] | None) -> None:
         self.name = check_object_name(name)
         self._access = access
-        self._kind = kind
+        self._kind = _check_type(kind)
 
     # questions
 
@@ -180,6 +181,31 @@ def data_of(value: Any) -> bytes:
             limit=MAX_OBJECT_BYTES,
         )
     return data
+
+
+def _check_type(kind: Any) -> Any:
+    try:
+        is_known = kind is None or _can_be_read(kind)
+    except TypeError:  # not even hashable
+        is_known = False
+    if not is_known:
+        raise InvalidArgument(
+            f"{kind!r:.60} is no type that an object can be read as: give a Struct, a dataclass, a TypedDict, or a "
+            "pydantic model",
+            field="type",
+        )
+    return kind
+
+
+@lru_cache(maxsize=256)
+def _can_be_read(kind: Any) -> bool:
+    if hasattr(kind, "model_validate"):
+        return True
+    try:
+        msgspec.json.Decoder(kind)
+    except TypeError:
+        return False
+    return True
 
 
 def typed(value: Any, kind: type[T], name: str) -> T:

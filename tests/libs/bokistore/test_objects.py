@@ -122,6 +122,9 @@ async def test_typed_objects() -> None:
         for name, kind in (("p", User), ("p", Model), ("u", Point)):
             with pytest.raises(WrongShape, match=f"'{name}' does not hold {kind.__name__}"):
                 await store.object(name, kind).get()
+        for no_type in ("User", 5, [User]):
+            with pytest.raises(InvalidArgument, match="no type that an object can be read as"):
+                store.object("u", no_type)  # type: ignore[call-overload]
         version = await store.object("u").version()
         with pytest.raises(WrongShape, match="'u' does not hold User"):
             await store.object("u", User).set("", {"name": 5})

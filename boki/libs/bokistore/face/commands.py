@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
@@ -18,6 +19,14 @@ if TYPE_CHECKING:
 
 Name = Annotated[str, typer.Argument(metavar="OBJECT", help="The object.", show_default=False)]
 At = Annotated[int | None, typer.Option(help="As of this seqnum.", min=0)]
+AtTime = Annotated[
+    datetime | None,
+    typer.Option(
+        formats=["%Y-%m-%d %H:%M:%S.%f", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d"],
+        metavar="TIME",
+        help="As of this time in UTC, as `history` shows it.",
+    ),
+]
 Path = Annotated[str, typer.Option("--path", "-p", help="A value within it, such as cart.items.0.")]
 Key = Annotated[str | None, typer.Option(help="The same key within 24 hours counts once.")]
 
@@ -97,9 +106,11 @@ def _show_missing(name: str, path: str) -> None:
 
 
 @app.of_thing("boki store get shop user:ada", "boki store get shop user:ada --path address.city --at 8796093022215")
-async def get(named: Named, path: Path = "", at: At = None, as_json: AsJson = False) -> None:
+async def get(named: Named, path: Path = "", at: At = None, at_time: AtTime = None, as_json: AsJson = False) -> None:
     """Print an object, or a value of it. Exit code 1 if there is none."""
-    target = named.object if at is None else named.store.at(at).object(named.name)
+    is_now = at is None and at_time is None
+    time = None if at_time is None else at_time.replace(tzinfo=UTC)
+    target = named.object if is_now else named.store.at(at, time=time).object(named.name)
     if not await target.exists(path):
         _show_missing(named.name, path)
     value = await target.get(path)
