@@ -61,8 +61,10 @@ POLL_S: Final = 20.0
 """How long a client lets one request wait, so that no proxy in between minds."""
 MIN_TIMEOUT_S: Final = 0.001
 MAX_TIMEOUT_S: Final = 24 * 3600.0
-_MARGIN_S: Final = 2.0
-"""The gateway answers at the deadline; its client waits so much longer for that answer."""
+_MARGIN_S: Final = 0.5
+"""The gateway answers at the deadline; its client waits so much longer for that answer. A caller feels all of it if the
+gateway does not run.
+"""
 
 _SEQNUM: Final = re.compile(r"[0-9]{1,19}")
 _KEY: Final = re.compile(r"[ -~]{1,255}")

@@ -102,8 +102,10 @@ class Transaction:
         self._is_fixed = False
         self.only_reads = False
         """It will write nothing, so it cannot conflict, and waits for no other one."""
-        self.may_guess = True
-        """Whether it may guess its snapshot. What is handed over to an outbox has no end here that could ask."""
+        self.may_guess = False
+        """Whether it may guess its snapshot. What is handed over to an outbox must not: it has no end here that asks,
+        and nothing here is told that it was refused, so the next one would guess the same again.
+        """
         self._is_guess = False
         """The snapshot is where this process takes the end of the log to be, for the objects that it has used."""
 
@@ -114,7 +116,7 @@ class Transaction:
         nothing was changed, and what the transaction has seen and decided means nothing; begin again with a look.
         """
         if fresh:
-            self.may_guess = False
+            self.may_guess = True
             yield Sync()
         self._has_looked = self._key is None or looks_up_key
         if self._key is not None and looks_up_key:
@@ -318,6 +320,7 @@ class Transaction:
 
         `WrongState`: the outbox has another transaction that uses one of the objects, which would not see this one.
         """
+        assert not self._is_guess, "it must not guess"
         self._end()
         conditions = self.conditions()
         taken = {condition.tag for condition in outbox.conditions}

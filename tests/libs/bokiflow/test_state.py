@@ -16,6 +16,7 @@ from boki.libs.bokiflow.blocking import flow as blocking_flow
 from boki.libs.bokiflow.hooks import installed
 from boki.libs.bokiflow.keeping import Keeper
 from boki.libs.bokistore import ConflictError, Store
+from boki.libs.bokistore.views import OWN_STREAK
 from tests.libs.bokiflow.crashes import NO_DEATH, AroundSteps, Death, World, all_deaths, in_run
 
 
@@ -328,3 +329,31 @@ async def raced() -> int:
 async def test_of_two_executions_that_race_one_writes() -> None:
     """The condition on the journal decides, in the same append."""
     assert await raced() == 1
+
+
+_log: list[Any] = []
+
+
+@step
+async def another_process_counts() -> None:
+    """With a memory of its own."""
+    async with boki.testing.context("test", log=_log[-1]) as ctx:
+        await Store(ctx).object("counted").increment("n")
+
+
+@workflow
+async def counts_beside_another_process(n: int) -> int:
+    for _ in range(n):
+        await flow.store.object("counted").increment("n")
+    await another_process_counts()
+    await flow.store.object("counted").increment("n")
+    found: int = await flow.store.read("counted", "n")
+    return found
+
+
+async def test_an_object_that_was_ones_own_is_written_when_it_is_no_longer() -> None:
+    """A write that is refused is made again of what is new, not of what its process takes for the newest (chaos)."""
+    world = World()
+    _log.append(world.log)
+    async with asyncio.timeout(20):
+        assert await world.run(counts_beside_another_process, 2 * OWN_STREAK) == 2 * OWN_STREAK + 2
