@@ -116,7 +116,7 @@ class Transaction:
         nothing was changed, and what the transaction has seen and decided means nothing; begin again with a look.
         """
         if fresh:
-            self.may_guess = True
+            self.may_guess = False
             yield Sync()
         self._has_looked = self._key is None or looks_up_key
         if self._key is not None and looks_up_key:

@@ -12,8 +12,8 @@ from boki.libs.bokistore.queries import ValueAt
 from boki.libs.bokistore.transactions import Transaction
 from boki.libs.bokistore.updates import Increment, Set
 from boki.libs.bokistore.views import OWN_STREAK
-from boki.libs.fold.steps import Append, Compare, Step, Steps, drive
 from boki.libs.fold.outbox import Outbox
+from boki.libs.fold.steps import Append, Compare, Step, Steps, drive
 from tests.libs.bokistore.interleaving import Process, logbook
 
 HITS = ("hits",)
