@@ -60,6 +60,7 @@ from boki.storage.answers import Answers, Question
 from boki.storage.checkpoints import IndexCheckpoints, Kept, RowsAsked, Staged
 from boki.storage.holdings import Holdings, Written
 from boki.storage.inputs import LoadedInput, SeldomInput, StorageInput
+from boki.storage.lifecycle import Stage
 from boki.storage.needed import Needed
 from boki.storage.recovery import recover
 from boki.storage.repair import Repair
@@ -120,7 +121,6 @@ class StorageCore:
         self._membership = Membership(number=-1)
         self._engines: tuple[NodeId, ...] = ()
         """Those of this process that hold the index."""
-        self._sent_away: dict[ShardKey, None] = {}
         self._unsaved_entries = 0
         self._repeat_at = 0
 
@@ -368,8 +368,6 @@ class StorageCore:
             self._open.discard(key)
             if not shard.is_whole:
                 self.repair.look_at(key)
-            if self.holdings.is_sent_away(key):
-                self._sent_away[key] = None
 
     def _finish_term(self, ended: int, view: View) -> None:
         self._next_seqnums = {log: make_seqnum(view.term, log, 0) for log in range(view.log_count)}
@@ -432,19 +430,16 @@ class StorageCore:
             self.saved.note_members(message.membership, now_us)
 
     def _look_at(self, key: ShardKey) -> None:
-        if self.holdings.is_sent_away(key):
-            self._sent_away[key] = None
-        elif not self.holdings.shards[key].is_whole:
+        shard = self.holdings.shards[key]
+        if shard.stage is not Stage.LEAVING and not shard.is_whole:
             self.repair.look_at(key)
 
     def _remove_some(self) -> None:
         """Delete a few of the shards that were sent away, unless they have been sent back since."""
-        for key in list(self._sent_away)[:_REMOVALS_PER_TICK]:
-            del self._sent_away[key]
-            if self.holdings.is_sent_away(key):
-                self.repair.forget(key)
-                self.holdings.remove(key)
-                self.sweep.forget(key)
+        for key in self.holdings.take_leaving(_REMOVALS_PER_TICK):
+            self.repair.forget(key)
+            self.holdings.remove(key)
+            self.sweep.forget(key)
 
     def _tell_shards(self, sender: NodeId, message: FetchShards) -> Iterable[Effect]:
         rows, is_last = self.holdings.rows(message.after, min(message.limit, _ROWS_PER_PAGE))

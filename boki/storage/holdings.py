@@ -16,6 +16,7 @@ from boki.log.ids import NodeId
 from boki.log.membership import Placement
 from boki.protocol.effects import Delete, Note, Put
 from boki.protocol.messages import ShardRow
+from boki.storage.lifecycle import Event, Stage
 from boki.storage.shards import Shard, ShardKey, after_shard, batch_key
 from boki.storage.state import progress_write
 
@@ -43,6 +44,8 @@ class Holdings:
         self.placement = Placement()
         self.has_placement = False
         self._moved: dict[ShardKey, tuple[NodeId, ...]] = {}
+        self._leaving: dict[ShardKey, None] = {}
+        """Shards that are to be removed, in the order in which they were sent away."""
         self._keys = sorted(shards)
         self._writes: list[Put | Delete] = []
         self._changed: set[ShardKey] = set()
@@ -96,16 +99,31 @@ class Holdings:
         changed += [key for key in before if key not in self._moved]
         # what was known to be sent away when the node stopped may have come back since
         changed += [key for key, shard in self.shards.items() if shard.is_removed and key not in self._moved]
+        changed = [key for key in changed if key in self.shards]
         for key in changed:
-            if key in self.shards and self.node in self.replicas(key):
-                self.shards[key].is_removed = False
-        return [key for key in changed if key in self.shards]
+            shard = self.shards[key]
+            if self._is_elsewhere(key):
+                self._send_away(key)
+            elif shard.stage is Stage.LEAVING or (shard.is_removed and self.node in self.replicas(key)):
+                shard.move(Event.SEND_BACK)
+        return changed
 
-    def is_sent_away(self, key: ShardKey) -> bool:
-        """Whether a closed shard is here, or in part, and is to be elsewhere only."""
-        shard = self.shards[key]
+    def _is_elsewhere(self, key: ShardKey) -> bool:
         moved = self._moved.get(key)
-        return moved is not None and self.node not in moved and shard.is_closed and shard.spans.highest > 0
+        return moved is not None and self.node not in moved
+
+    def _send_away(self, key: ShardKey) -> None:
+        shard = self.shards[key]
+        if shard.is_closed and shard.spans.highest > 0:
+            shard.move(Event.SEND_AWAY)
+            self._leaving[key] = None
+
+    def take_leaving(self, count: int) -> list[ShardKey]:
+        """The first shards that are to be removed, but for those that have been sent back since."""
+        keys = list(self._leaving)[:count]
+        for key in keys:
+            del self._leaving[key]
+        return [key for key in keys if self.shards[key].stage is Stage.LEAVING]
 
     def shard_end(self, key: ShardKey) -> int:
         """How far the shard is ordered, as far as this node knows."""
@@ -152,20 +170,22 @@ class Holdings:
         """The shard is ordered no further: drop what never was. It is refused from now on."""
         shard = self.shards[key]
         self.touched.add(key)
-        shard.is_closed = True
+        shard.move(Event.CLOSE)
         end = shard.order.until_lid
         if shard.spans.highest > end:
             shard.spans.cut(end)
             shard.written_until = min(shard.written_until, end)
             self._writes.append(Delete(batch_key(key, end), after_shard(key)))
             self.note(key)
+        if self._is_elsewhere(key):
+            self._send_away(key)
 
     def remove(self, key: ShardKey) -> None:
         """Delete the shard's batches; from now on this node knows nothing of them."""
         shard = self.shards[key]
         shard.spans.cut(0)
         shard.written_until = 0
-        shard.is_removed = True
+        shard.move(Event.REMOVE)
         shard.generation += 1
         self._writes.append(Delete(batch_key(key, 0), after_shard(key)))
         self.note(key)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from boki.log.metalog import split_position
 from boki.protocol.effects import DiskReader
 from boki.storage.holdings import Holdings
+from boki.storage.lifecycle import Event
 from boki.storage.shards import ShardKey, find_shards, recover_shard
 from boki.storage.state import Checkpoint
 
@@ -22,7 +23,8 @@ def recover(
     found = {key for key in find_shards(disk, 0) if key in holdings.shards or key[0] >= first_term}
     for key in sorted(found | set(holdings.shards)):
         shard = holdings.shard(key)
-        shard.is_closed |= key[0] < first_term  # earlier versions did not write that
+        if key[0] < first_term:  # earlier versions did not write that it is closed
+            shard.move(Event.CLOSE)
         if key in found:
             recover_shard(disk, key, shard)
         shard.written_until = shard.stored_until

@@ -11,6 +11,7 @@ from boki.log.batch import read_header
 from boki.log.cuts import ShardOrder
 from boki.log.ids import LogId, NodeId, ShardId, Term
 from boki.protocol.effects import DiskReader
+from boki.storage.lifecycle import NEXT, Event, Stage
 from boki.storage.spans import Spans
 
 _KEY: Final = Struct(">cIBQQ")
@@ -41,19 +42,17 @@ class Shard:
 
     `spans`: the local ids that it has given to its disk, or knows to be freed. `written_until`: every record below has
     reached the disk, so one that is missing there has been freed. `replicas` is empty until the shard's `OpenShard`
-    has been applied. `is_closed`: it is ordered no further than `order` says. `is_removed`: its placement has sent it
-    away from here, and what was here is deleted; `generation` counts how often that has happened.
+    has been applied. `generation` counts how often the shard was deleted here.
     """
 
     __slots__ = (
         "engine",
         "generation",
-        "is_closed",
-        "is_removed",
         "order",
         "replicas",
         "saved_runs",
         "spans",
+        "stage",
         "written_until",
     )
 
@@ -63,11 +62,25 @@ class Shard:
         self.order = ShardOrder()
         self.engine: NodeId | None = None
         self.replicas: tuple[NodeId, ...] = ()
-        self.is_closed = False
-        self.is_removed = False
+        self.stage = Stage.OPEN
         self.generation = 0
         self.saved_runs = 0
         """How many runs of its order are in pages on the disk that need not be written again."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it is ordered no further than `order` says."""
+        return self.stage is not Stage.OPEN and self.stage is not Stage.REPLAYED
+
+    @property
+    def is_removed(self) -> bool:
+        """Whether its placement has sent it away from here, and what was here is deleted."""
+        return self.stage is Stage.REMOVED or self.stage is Stage.REPLAYED
+
+    def move(self, event: Event) -> None:
+        """Go where the table says."""
+        assert (self.stage, event) in NEXT, f"a shard that is {self.stage.value} has no {event.value}"
+        self.stage = NEXT[self.stage, event]
 
     @property
     def stored_until(self) -> int:

@@ -23,6 +23,7 @@ from boki.log.floors import FloorRow
 from boki.log.ids import LogId, NodeId
 from boki.log.metalog import Positions
 from boki.protocol.effects import DiskReader, Put
+from boki.storage.lifecycle import Event
 from boki.storage.shards import Shard, ShardKey
 
 _SMALL_KEY: Final = b"s"
@@ -88,7 +89,8 @@ def load_state(disk: DiskReader) -> tuple[Checkpoint, dict[ShardKey, Shard]]:
         shard = shards.setdefault((numbers[0], numbers[1], numbers[2]), Shard())
         shard.spans.cut(0)
         shard.spans.add(0, progress.stored_until)
-        shard.is_removed = progress.is_removed
+        if progress.is_removed:
+            shard.move(Event.FIND_REMOVED)
     return small, shards
 
 
@@ -97,7 +99,9 @@ def set_order(shard: Shard, state: ShardState, pages: Iterable[bytes] = ()) -> N
     shard.order = ShardOrder(state.ordered_until, state.runs)
     for packed in (state.packed, *pages):
         shard.order.extend(packed)
-    shard.engine, shard.replicas, shard.is_closed = state.engine, state.replicas, state.is_closed
+    shard.engine, shard.replicas = state.engine, state.replicas
+    if state.is_closed:
+        shard.move(Event.CLOSE)
     shard.saved_runs = 0
 
 
