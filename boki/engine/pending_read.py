@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
-from typing import NamedTuple
+from enum import Enum, IntEnum
+from typing import Final, NamedTuple
 
 from boki.engine.waiter import Waiter
 from boki.log.ids import Term
@@ -12,6 +12,34 @@ from boki.log.metalog import Positions, split_position
 from boki.log.operations import Compare, Get, ListBooks, Read, SetAuxdata, Sync
 
 ReadOperation = Read | Get | Compare | SetAuxdata | ListBooks | Sync
+
+
+class Stage(Enum):
+    """What a read waits for: in each but the first and the last stage it is in one list of `boki.engine.reads`."""
+
+    NEW = "new"
+    BEHIND = "behind"
+    """For the index, which has not reached what the caller has seen."""
+    WATCHING = "watching"
+    """For a record that does not exist yet."""
+    FETCHING = "fetching"
+    """For bytes that a storage node has been asked for."""
+    PAUSED = "paused"
+    """For a trim that storage nodes have applied and the index has not: it is tried again soon."""
+    DONE = "done"
+    """It was answered, or its caller has left."""
+
+
+_TRIED: Final = frozenset(Stage) - {Stage.NEW}
+NEXT: Final[dict[Stage, frozenset[Stage]]] = {
+    # each time that it is tried it may wait for something else: also for the index again, where a term has ended
+    Stage.NEW: _TRIED,
+    Stage.BEHIND: _TRIED,
+    Stage.WATCHING: _TRIED,
+    Stage.FETCHING: _TRIED,
+    Stage.PAUSED: _TRIED,
+    Stage.DONE: frozenset(),
+}
 
 
 @dataclass(slots=True, eq=False)
@@ -23,7 +51,7 @@ class PendingRead:
     needs: Positions
     deadline_us: int
     wait_until_us: int
-    is_done: bool = False
+    stage: Stage = Stage.NEW
     seen_until: int = 0
     """While it waited, there was nothing for it below this: a trim up to here has taken nothing that it wants."""
     missed_below: int = 0
@@ -37,6 +65,16 @@ class PendingRead:
 
     def __post_init__(self) -> None:
         self.needs_term = max((split_position(position)[0] for position in self.needs.values()), default=0)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is to be done for it any more."""
+        return self.stage is Stage.DONE
+
+    def move(self, stage: Stage) -> None:
+        """Go to a stage that the table allows."""
+        assert stage in NEXT[self.stage], f"a read that is {self.stage.value} cannot become {stage.value}"
+        self.stage = stage
 
 
 class Due(IntEnum):

@@ -16,7 +16,7 @@ from typing import Final
 
 from boki.engine.cache import AuxCache, RecordCache
 from boki.engine.index.index import Index
-from boki.engine.pending_read import Due, PendingRead, Timed
+from boki.engine.pending_read import Due, PendingRead, Stage, Timed
 from boki.engine.waiter import Ended, Unstamped
 from boki.errors import BokiError, CorruptData, DeadlineExceeded, NotFound, Overloaded, Trimmed, Unavailable
 from boki.log.batch import Batch
@@ -131,6 +131,7 @@ class Reads:
         if read.is_done:
             return []
         if not self._is_caught_up(read):
+            read.move(Stage.BEHIND)
             self._behind.append(read)
             return []
         match read.operation:
@@ -183,6 +184,7 @@ class Reads:
             # what came for it may have been trimmed again before its bytes were here
             read.missed_below = max(read.missed_below, self._first_seqnum(read))
             read.seen_until = self._tail_of(operation.book)
+            read.move(Stage.WATCHING)
             self._watchers_of(operation).append(read)
             return []
         next_start = operation.start
@@ -231,7 +233,7 @@ class Reads:
             return self._fetch_ahead(read, seqnums[covered:], now_us)
         if sum(len(slab.seqnums) for slab in slabs) < 8 * covered:
             # a record was freed that the index still shows: it is behind, and must catch up with the trim first
-            self._retries.append((now_us + _RETRY_US, read))
+            self._pause(read, now_us)
             return []
         is_end = is_rest and covered == len(seqnums)
         next_start = seqnums[0] if backward else seqnums[covered - 1] + 1
@@ -239,8 +241,12 @@ class Reads:
             next_start = max(next_start, self._looked_until(operation))
         return [self._finish(read, Found(tuple(slabs), next_start, self._first_seqnum(read), is_end))]
 
+    def _pause(self, read: PendingRead, now_us: int) -> None:
+        read.move(Stage.PAUSED)
+        self._retries.append((now_us + _RETRY_US, read))
+
     def _finish(self, read: PendingRead, value: Found | Compared | Books | Done | BokiError) -> Ended:
-        read.is_done = True
+        read.move(Stage.DONE)
         self._by_token.pop(read.waiter.token, None)
         return Ended(read.waiter, value)
 
@@ -249,7 +255,7 @@ class Reads:
         read = self._by_token.pop(token, None)
         if read is None:
             return False
-        read.is_done = True
+        read.move(Stage.DONE)
         if read.wait_until_us and isinstance(read.operation, Read):
             self._forget_answered_of(read.operation)
         return True
@@ -362,6 +368,7 @@ class Reads:
         return effects
 
     def _fetch(self, read: PendingRead, seqnum: int, now_us: int) -> list[Unstamped]:
+        read.move(Stage.FETCHING)
         term, log, shard, lid, run = self._index.locate(seqnum)
         place = (term, log, shard)
         waiting = self._by_lid.get((place, lid))
@@ -435,7 +442,9 @@ class Reads:
         if message.holding is Holding.FREED:
             # Trimmed where the storage node is, not yet here: catch up, then say so.
             self._end(fetch)
-            self._retries += [(now_us + _RETRY_US, read) for read in fetch.reads if not read.is_done]
+            for read in fetch.reads:
+                if not read.is_done:
+                    self._pause(read, now_us)
             return []
         fetch.lacking -= 1
         if error:
