@@ -255,9 +255,9 @@ class Reads:
         read = self._by_token.pop(token, None)
         if read is None:
             return False
+        if read.stage is Stage.WATCHING:
+            self._forget_watcher(read)
         read.move(Stage.DONE)
-        if read.wait_until_us and isinstance(read.operation, Read):
-            self._forget_answered_of(read.operation)
         return True
 
     # waking up
@@ -289,24 +289,27 @@ class Reads:
         """Those that wait for this row, which are to be tried."""
         tags = self._watching_rows.get(book, {})
         waiting = tags.pop(tag, [])
-        if waiting and not tags:
-            del self._watching_rows[book]
+        if not tags:
+            self._watching_rows.pop(book, None)
         return waiting
 
     def _end_wait(self, read: PendingRead, now_us: int) -> list[Unstamped]:
-        """What it waited for has not come. One that is still behind waits until its deadline."""
-        operation = read.operation
-        if not isinstance(operation, Read) or not self._is_caught_up(read):
-            return []
+        """A record that it watches for has not come: say so, or, between two terms, as soon as the next one begins.
+
+        What waits for something else is tried when that has happened, and then watches no more.
+        """
         read.wait_until_us = 0
+        if read.stage is not Stage.WATCHING:
+            return []
         effects = self._try(read, now_us)
-        self._forget_answered_of(operation)
+        self._forget_watcher(read)
         return effects
 
     def _end_late(self, read: PendingRead) -> list[Unstamped]:
+        was_watching = read.stage is Stage.WATCHING
         ended = self._finish(read, _late(read))
-        if read.wait_until_us and isinstance(read.operation, Read):
-            self._forget_answered_of(read.operation)
+        if was_watching:
+            self._forget_watcher(read)
         return [ended]
 
     def tick(self, now_us: int) -> list[Unstamped]:
@@ -327,18 +330,18 @@ class Reads:
                 effects += self._try(read, now_us)
         return effects
 
-    def _forget_answered_of(self, operation: Read) -> None:
-        """Among those that wait for the same as this one."""
-        waiting = self._watchers_of(operation)
-        waiting[:] = [read for read in waiting if not read.is_done]
-        if waiting:
+    def _forget_watcher(self, read: PendingRead) -> None:
+        """It watches no more."""
+        operation = read.operation
+        assert isinstance(operation, Read), "nothing else watches"
+        watchers = self._watchers_of(operation)
+        watchers.remove(read)
+        if watchers:
             return
         if operation.tag is None:
             del self._watching[operation.book]
         else:
             self._take_row(operation.book, operation.tag)
-            if not self._watching_rows.get(operation.book, True):
-                del self._watching_rows[operation.book]
 
     def _forget_answered(self) -> None:
         if any(read.is_done for read in self._behind):
