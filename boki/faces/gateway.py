@@ -107,8 +107,11 @@ class GatewayPort(Protocol):
         `waits`: it is a long poll, of which there may be more.
         """
 
-    async def body(self, request: BaseRequest, max_bytes: int | None = None) -> bytes:
-        """Read the whole body. `TooLarge` above `max_bytes`, or above the gateway's own limit without it."""
+    async def body(self, request: BaseRequest, max_bytes: int | None = None, too_large: str = ...) -> bytes:
+        """Read the whole body. `TooLarge` above `max_bytes`, or above the gateway's own limit without it.
+
+        `too_large`: what that error says, with `{limit:,}` for the bytes.
+        """
 
     def session(self, request: BaseRequest, wait_s: float = 0.0) -> LogSession:
         """The log for one request: with the positions that its caller has seen, and its deadline.

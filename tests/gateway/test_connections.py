@@ -6,11 +6,13 @@ import asyncio
 import gc
 import gzip
 import logging
+from typing import Any
 
 import pytest
 
 from boki.gateway.config import Timeouts
 from boki.gateway.server.http import crowd
+from boki.gateway.server.http.library_port import LibraryPort
 from boki.host import line_budget
 from boki.log.limits import Limits
 from boki.protocol.calls import FunctionInfo
@@ -362,3 +364,34 @@ def test_a_reader_of_a_large_answer_who_stalls_is_cut_off() -> None:
             await raw.close()
 
     run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/logbook/b/append", b"data"),
+        ("POST", "/logbook/b/append_many", b'{"records": []}'),
+        ("PUT", "/logbook/b/records/1/auxdata", b"data"),
+        ("POST", "/logbook/b/trim", b'{"before": 1}'),
+    ],
+)
+def test_the_time_of_a_request_begins_behind_its_body(
+    method: str, path: str, body: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long the body is on its way: the caller's deadline is for what is done with it."""
+    order: list[str] = []
+    for name in ("body", "session"):
+        before = getattr(LibraryPort, name)
+
+        def noting(*given: Any, name: str = name, before: Any = before) -> Any:
+            order.append(name)
+            return before(*given)
+
+        monkeypatch.setattr(LibraryPort, name, noting)
+
+    async def scenario() -> None:
+        async with serving() as (_, _backend, http), http.request(method, path, data=body) as response:
+            await response.read()
+
+    run(scenario())
+    assert order[0] == "body"

@@ -20,10 +20,10 @@ from boki.faces import Route
 from boki.gateway.backend import Backend
 from boki.gateway.config import GatewayConfig
 from boki.gateway.core import GatewayCore, Share, Standing
+from boki.gateway.server.http import books
 from boki.gateway.server.http.answers import Refusal, Repeatable, refusal
 from boki.gateway.server.http.backend_metrics import BackendMetrics
 from boki.gateway.server.http.binary import BinaryEndpoint
-from boki.gateway.server.http.books import LogBooks
 from boki.gateway.server.http.browsers import Browsers, dress
 from boki.gateway.server.http.calls import FunctionCalls
 from boki.gateway.server.http.connections import Connections, connection_of, send
@@ -71,12 +71,13 @@ class Gateway:
         self._metrics = GatewayMetrics(self.core, registry)
         self._calls = FunctionCalls(backend, self.core, config, clock)
         self._door = LogDoor(backend, self.core, config)
-        self._libraries = Libraries(LibraryPort(self._door, self._calls, backend), registry)
+        port = LibraryPort(self._door, self._calls, backend)
+        self._libraries = Libraries(port, registry)
         self._routes = Routes(
             [
                 *self._calls.routes(),
                 *Invocations(backend, self.core, config).routes(),
-                *LogBooks(self._door).routes(),
+                *books.ENDPOINTS.routes(port),
                 *Subscriptions(self._door).routes(),
                 *self._libraries.routes(),
                 *BinaryEndpoint(self._door).routes(),

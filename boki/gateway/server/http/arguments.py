@@ -130,7 +130,11 @@ def query_int(values: Mapping[str, str], name: str, default: int, most: int = MA
 
 def query_flag(values: Mapping[str, str], name: str) -> bool:
     """`true` or `false`; false if it is not given."""
-    text = values.get(name, "false")
+    return flag(values.get(name, "false"), name)
+
+
+def flag(text: str, name: str) -> bool:
+    """`true` or `false`."""
     if text not in {"true", "false"}:
         raise InvalidArgument(f"{name} must be true or false, not {text[:60]!r}", field=name)
     return text == "true"

@@ -35,7 +35,7 @@ _SMALL_ANSWER_BYTES: Final = 16 * KIB
 _PIECE_BYTES: Final = 64 * KIB
 _SHOWN_PATH_CHARS: Final = 200
 _LONG_LINE: Final = "its URL, or one of its headers, has more than 8,190 bytes: send what is long in the body"
-_REQUEST: Final = "a request body may have at most {limit:,} bytes: send several requests"
+REQUEST: Final = "a request body may have at most {limit:,} bytes: send several requests"
 
 
 class Connections(Server):
@@ -191,7 +191,7 @@ class _Connection(RequestHandler):
         return response
 
 
-async def read_body(request: BaseRequest, limit: int, timeouts: Timeouts, what: str = _REQUEST) -> bytes:
+async def read_body(request: BaseRequest, limit: int, timeouts: Timeouts, what: str = REQUEST) -> bytes:
     """The whole body, held in the request's share of the budget as it arrives.
 
     `TooLarge` before a byte of it is read if it says so itself; `DeadlineExceeded` if it does not arrive in time, or

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from inspect import Parameter, signature
 from typing import Any, Final, Literal, TypeVar, get_args, get_type_hints
 
@@ -40,6 +40,8 @@ from boki.gateway.server.http.openapi_parts import (
     operation_of,
     path_parameter,
     query_parameter,
+    schema_of,
+    without_null,
 )
 from boki.log.ids import MAX_SEQNUM
 
@@ -58,7 +60,7 @@ class Asked:
 
     request: BaseRequest
     gateway: GatewayPort
-    session: LogSession
+    begin: Callable[[], LogSession]
     parts: tuple[str, ...]
     """The variable parts of the path."""
     body: bytes = b""
@@ -67,6 +69,17 @@ class Asked:
     """The value of the JSON body of an endpoint that reads one."""
     headers: dict[str, str] = field(default_factory=dict)
     """Headers of the answer. A GET whose `If-None-Match` names the ETag is answered 304."""
+
+    _session: LogSession | None = None
+
+    @property
+    def session(self) -> LogSession:
+        """The log for this request. The time that its caller gives begins when it is first asked for: so after the
+        body, which may be long on its way.
+        """
+        if self._session is None:
+            self._session = self.begin()
+        return self._session
 
     @property
     def key(self) -> str | None:
@@ -101,9 +114,11 @@ class _Endpoint:
 class Endpoints:
     """The endpoints of one library. `tag` heads them in the document; `places` describes variable parts of paths."""
 
-    def __init__(self, tag: str, places: dict[str, str]) -> None:
+    def __init__(self, tag: str, places: dict[str, str], schemas: Mapping[str, Json] | None = None) -> None:
+        """`schemas`: of variable parts that are not any text."""
         self._tag = tag
         self._places = places
+        self._schemas = schemas or {}
         self._all: list[_Endpoint] = []
 
     def __call__(
@@ -113,7 +128,7 @@ class Endpoints:
         name: str,
         summary: str,
         *,
-        reads: Literal["query", "body", "raw", "json"] = "query",
+        reads: Literal["query", "body", "raw", "json", "own"] = "query",
         value: Any = Any,
         answer: Any = None,
         has_key: bool = False,
@@ -129,7 +144,8 @@ class Endpoints:
         """Add the decorated function, which takes an `Asked` and its fields.
 
         `reads`: fields come from the query or from a JSON body; "raw" and "json": from the query, and the body is
-        `Asked.body`, or JSON as `Asked.value`, of the type `value`. A field whose name is a Python word ends in an
+        `Asked.body`, or JSON as `Asked.value`, of the type `value`; "own": the function reads the body itself, which is
+        bytes, or JSON of the type `value` if there is one. A field whose name is a Python word ends in an
         underscore. `answer`: a type, or the fields of a JSON object with their types. `takes_headers`: those
         that the function reads itself, described. `body_types`: further content types of the body. `max_bytes`:
         of the body; None: what the gateway takes of any request. `answer_bytes`: about how large an answer is,
@@ -163,14 +179,16 @@ class Endpoints:
 
     def _operation(self, one: _Endpoint) -> Json:
         names = [part[1:-1] for part in one.path.split("/") if part.startswith("{")]
-        parameters = [path_parameter(name, self._places[name]) for name in names]
+        parameters = [path_parameter(name, self._places[name], self._schemas.get(name, TEXT)) for name in names]
         schema = schema_of(one.fields)
-        bodies = {"body": json_of(schema), "raw": json_of({}) | BYTES, "json": json_of(schema_of(one.value))}
+        described = json_of(schema_of(one.value))
+        own = BYTES if one.value is Any else described
+        bodies = {"body": json_of(schema), "raw": json_of({}) | BYTES, "json": described, "own": own}
         body = bodies.get(one.reads)
         if body is not None:
             body |= {kind: {"schema": {}} for kind in one.body_types}
         for name, kind in schema["properties"].items() if one.reads != "body" else ():
-            kind = _without_null(kind)
+            kind = without_null(kind)
             parameters.append(query_parameter(name, kind.pop("description", name), kind))
         for name, description in one.takes_headers.items():
             parameters.append({"name": name, "in": "header", "schema": TEXT, "description": description})
@@ -207,47 +225,22 @@ def _with_defaults(answer: dict[str, Any]) -> list[tuple[Any, ...]]:
     ]
 
 
-def _without_null(schema: Json) -> Json:
-    """The schema of a query parameter: null cannot be sent, it is what is not given."""
-    kinds = schema.get("anyOf", ())
-    found = [one for one in kinds if one != {"type": "null"}]
-    if len(found) != 1 or len(found) == len(kinds):
-        return schema
-    return {**{name: value for name, value in schema.items() if name != "anyOf"}, **found[0]}
-
-
-def schema_of(kind: Any) -> Json:
-    """The JSON schema of a type, without references."""
-    whole = msgspec.json.schema(kind)
-    defined = whole.pop("$defs", {})
-
-    def inlined(value: Any) -> Any:
-        if isinstance(value, dict):
-            name = str(value.get("$ref", "")).rpartition("/")[2]
-            if name in defined:  # else it is one of the whole document
-                return inlined(defined[name])
-            return {name: inlined(inner) for name, inner in value.items() if name not in {"title", "default"}}
-        return [inlined(inner) for inner in value] if isinstance(value, list) else value
-
-    schema: Json = inlined(whole)
-    return schema
-
-
 async def _serve(endpoint: _Endpoint, gateway: GatewayPort, request: BaseRequest, *parts: str) -> StreamResponse:
     if endpoint.reads == "body":
         arguments.query(request, ())
         data = await gateway.body(request, endpoint.max_bytes)
-        fields = arguments.json_body(data or b"{}", msgspec.json.Decoder(endpoint.fields))
+        fields = arguments.json_body(data or b"{}", _decoder(endpoint.fields))
     else:
         fields = _decode_query(request, endpoint.fields)
     wait_s = max(0.0, min(getattr(fields, "wait_s", 0.0), MAX_WAIT_S)) or endpoint.streams_s
     waits = wait_s > 0 or endpoint.waits
     with gateway.admitted(endpoint.answer_bytes(fields), waits=waits), ExitStack() as stack:
         body = await gateway.body(request, endpoint.max_bytes) if endpoint.reads in {"raw", "json"} else b""
-        value = arguments.json_body(body, msgspec.json.Decoder(endpoint.value)) if endpoint.reads == "json" else None
-        session = (gateway.lasting_session if endpoint.lasts else gateway.session)(request, wait_s)
-        asked = Asked(request, gateway, session, parts, body, value)
-        if waits or endpoint.is_polled:
+        value = arguments.json_body(body, _decoder(endpoint.value)) if endpoint.reads == "json" else None
+        begin = partial(gateway.lasting_session if endpoint.lasts else gateway.session, request, wait_s)
+        asked = Asked(request, gateway, begin, parts, body, value)
+        is_long_read = endpoint.method == "GET" and hasattr(fields, "wait_s")  # also without: an engine may be behind
+        if waits or endpoint.is_polled or is_long_read:
             stack.enter_context(gateway.connected(request))
         if endpoint.is_polled:  # under a key what it takes is kept for who asks again
             stack.enter_context(gateway.polling("unknown" if asked.key else "not_applied"))
@@ -267,10 +260,7 @@ def _answered(asked: Asked, answer: object) -> Response:
 
 def _decode_query(request: BaseRequest, kind: type[msgspec.Struct]) -> msgspec.Struct:
     """The query parameters as that struct; `InvalidArgument` names what is wrong, unknown ones included."""
-    described = inspect.type_info(kind)
-    assert isinstance(described, inspect.StructType)
-    fields = {one.encode_name: (one.name, _plain(one.type)) for one in described.fields}
-    lists = [name for name, (_, inner) in fields.items() if isinstance(inner, inspect.ListType)]
+    fields, lists = _shape_of(kind)
     values = arguments.query(request, fields.keys(), *lists)
     found: dict[str, Any] = {}
     for shown in set(values):
@@ -281,6 +271,18 @@ def _decode_query(request: BaseRequest, kind: type[msgspec.Struct]) -> msgspec.S
         else:
             found[name] = _value(values[shown], shown, inner)
     return kind(**found)
+
+
+@cache
+def _shape_of(kind: type[msgspec.Struct]) -> tuple[dict[str, tuple[str, inspect.Type]], list[str]]:
+    """The query parameters with the fields that they are, and those of them that may be repeated."""
+    described = inspect.type_info(kind)
+    assert isinstance(described, inspect.StructType)
+    fields = {one.encode_name: (one.name, _plain(one.type)) for one in described.fields}
+    return fields, [name for name, (_, inner) in fields.items() if isinstance(inner, inspect.ListType)]
+
+
+_decoder: Final = cache(msgspec.json.Decoder)
 
 
 def _plain(kind: inspect.Type) -> inspect.Type:
@@ -297,6 +299,8 @@ def _value(text: str, name: str, kind: inspect.Type) -> Any:
         return arguments.seconds(text, name, MAX_WAIT_S if kind.le is None else kind.le)
     if isinstance(kind, inspect.IntType):
         return arguments.whole_number(text, name, MAX_SEQNUM if kind.le is None else kind.le, kind.ge or 0)
+    if isinstance(kind, inspect.BoolType):
+        return arguments.flag(text, name)
     if isinstance(kind, inspect.LiteralType) and text not in kind.values:
         *others, last = map(str, kind.values)
         raise InvalidArgument(f"{name} must be {', '.join(others)} or {last}, not {text[:60]!r}", field=name)

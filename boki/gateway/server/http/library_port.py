@@ -13,7 +13,7 @@ from boki.errors import Outcome
 from boki.faces import Ledger
 from boki.gateway.backend import Backend
 from boki.gateway.server.http.calls import FunctionCalls
-from boki.gateway.server.http.connections import read_body, while_connected
+from boki.gateway.server.http.connections import REQUEST, read_body, while_connected
 from boki.gateway.server.http.events import EventStream
 from boki.gateway.server.http.log_access import LogDoor
 from boki.log.limits import Limits
@@ -52,10 +52,10 @@ class LibraryPort:
         """See `GatewayPort`."""
         return self._door.admitted(size_bytes, waits=waits)
 
-    async def body(self, request: BaseRequest, max_bytes: int | None = None) -> bytes:
+    async def body(self, request: BaseRequest, max_bytes: int | None = None, too_large: str = REQUEST) -> bytes:
         """See `GatewayPort`."""
         limit = self.limits.request_bytes if max_bytes is None else max_bytes
-        return await read_body(request, limit, self._door.config.timeouts)
+        return await read_body(request, limit, self._door.config.timeouts, too_large)
 
     def session(self, request: BaseRequest, wait_s: float = 0.0) -> LogSession:
         """See `GatewayPort`."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from boki.api.http.response import CONTENT_TYPES
 from boki.faces.installed import all_faces
+from boki.gateway.server.http import books, records
 from boki.gateway.server.http.openapi_parts import (
     ACCEPTED,
     CALL_HEADERS,
@@ -25,7 +26,7 @@ from boki.protocol.routes import HttpRoute, parse_routes
 
 def document(functions: Mapping[str, FunctionInfo]) -> dict[str, Any]:
     """The whole document, as JSON values."""
-    schemas = dict(SCHEMAS)
+    schemas = {**SCHEMAS, **records.components()}
     paths: dict[str, Any] = {}
     for name in sorted(functions):
         info = functions[name]
@@ -41,9 +42,18 @@ def document(functions: Mapping[str, FunctionInfo]) -> dict[str, Any]:
             "summary": "Serverless functions over a replicated, totally ordered shared log",
         },
         "security": [{}, {"token": []}],
-        "paths": paths | FIXED_PATHS | _paths_of_libraries(),
+        "paths": _merged(paths, books.ENDPOINTS.paths(), FIXED_PATHS, _paths_of_libraries()),
         "components": {"schemas": schemas, "securitySchemes": SECURITY_SCHEMES},
     }
+
+
+def _merged(*all_paths: Mapping[str, Any]) -> dict[str, Any]:
+    """All paths: what two say of one path are its methods."""
+    merged: dict[str, Any] = {}
+    for paths in all_paths:
+        for path, item in paths.items():
+            merged[path] = merged.get(path, {}) | item
+    return merged
 
 
 def _paths_of_libraries() -> dict[str, Any]:
