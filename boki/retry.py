@@ -1,4 +1,4 @@
-"""`Retry`: when a piece of work that has failed is tried again. One policy for everything that tries again.
+"""`Retry`: the retry policy of everything that tries again: how often, and with what backoff.
 
 Pure: a policy is a value that travels, and it decides from an error, a count and a time. The jitter is drawn from the
 work's own id, so that every process which looks at the same failure comes to the same delay.

@@ -271,6 +271,52 @@ def test_no_annotation_points_back_inside_a_package() -> None:
     assert not back
 
 
+QUESTIONS = {
+    "ZooKeeper client": "boki.coordination.zookeeper",
+    "retry policy": "boki.retry",
+    "config file": "boki.config.loading",
+    "idempotency key": "boki.books.calls.logged_calls",
+    "rate limit": "boki.libs.bokiflow.gates",
+    "cron": "boki.libs.bokiflow.schedules.spec",
+    "Unix sockets": "boki.net.local",
+    "linearizable appends": "boki.verify.histories.appends",
+    "fork worker": "boki.worker.zygote",
+    "repair": "boki.storage.repair",
+}
+"""What a stranger looks for, in words that one would type, and the module that has it."""
+MOST_HITS = 3
+
+
+@functools.cache
+def listing() -> dict[str, str]:
+    """What one reads of each module without opening it: its path, and the first line of its docstring."""
+    found = {}
+    for module in modules_below(""):
+        path = file_of(module)
+        assert path is not None, module
+        found[module] = f"{module} {(ast.get_docstring(parsed(path)) or '').partition(chr(10))[0]}".lower()
+    return found
+
+
+def hits(question: str, lines: dict[str, str]) -> list[str]:
+    """The modules whose line has all these words."""
+    return [module for module, line in lines.items() if all(word in line for word in question.lower().split())]
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_the_listing_answers(question: str) -> None:
+    """Ten questions of a stranger, in the terms of the field: the answer is one of very few modules."""
+    found = hits(question, listing())
+    assert QUESTIONS[question] in found
+    assert len(found) <= MOST_HITS
+
+
+def test_a_question_that_the_listing_does_not_answer_is_seen() -> None:
+    """The check above can fail: by no hit, and by too many."""
+    assert hits("blockchain", listing()) == []
+    assert len(hits("log", listing())) > MOST_HITS
+
+
 def contracts() -> dict[str, Any]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
 

@@ -1,4 +1,4 @@
-"""Configuration: a frozen value, checked once, passed by hand.
+"""Configuration from a config file, the environment and flags: a frozen value, checked once, passed by hand.
 
 Nothing else in Boki reads the environment or a configuration file. A configuration is a struct; `load` fills it from
 flags, over `BOKI_*` variables, over `boki.toml`, over the struct's own defaults. The loader, the command line's flags

@@ -1,4 +1,4 @@
-"""The coordinator of a cluster: what all processes agree on, in ZooKeeper.
+"""The ZooKeeper client: the coordinator of a cluster, in which stands what all processes agree on.
 
 ```
 /format             cluster id and data version            /views/0000000001    one view a term, written once

@@ -1,4 +1,4 @@
-"""Floors: what trims have taken away, as a storage node needs to know it."""
+"""Trim floors: what trims have taken away, as a storage node needs to know it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams between processes of one machine, next to ZeroMQ: a message crosses in one wake-up instead of three.
+"""Unix sockets between processes of one machine, next to ZeroMQ: a message crosses in one wake-up and not in three.
 
 ZeroMQ sends and receives in a thread of its own, so a message that crosses it wakes that thread on both sides, and then
 the loop. Between two processes of one machine a Unix socket needs none of that. It carries the same packs, which the

@@ -1,4 +1,4 @@
-"""Calls that are put into the log before they run: asynchronous ones, delayed ones, and those with a key.
+"""Calls that are put into the log before they run: asynchronous or delayed ones, and those with an idempotency key.
 
 What has been accepted runs, whatever happens to this engine: its unfinished calls are taken over by another one, or by
 itself when it is there again, and run again under their ids. Before that the lost incarnation is fenced, so that bodies

@@ -1,4 +1,4 @@
-"""Checkers of appends: their order in real time, their conditions, their keys, and the deadline of every call."""
+"""Checkers of appends: that they are linearizable, their conditions, their keys, and the deadline of every call."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Flow control: how many workflows run at once, how often they begin, and which of them goes first."""
+"""Flow control of workflows: limits of concurrency and of rate, and which workflow goes first."""
