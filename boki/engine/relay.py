@@ -13,9 +13,9 @@ from boki.errors import BokiError, Overloaded
 from boki.log.ids import NodeId, Term
 from boki.log.membership import Member, Membership, Role
 from boki.log.metalog import Positions
-from boki.log.operations import Append, Operation, Read
-from boki.protocol.asking import Asking, Ended, Question, Step, failure_of, is_change, is_repeatable
-from boki.protocol.call_messages import AbandonRead, CallAccepted, LogReply, LogRequest, TellCall
+from boki.log.operations import Operation
+from boki.protocol.asking import Asking, Ended, Question, Step, failure_of
+from boki.protocol.call_messages import AbandonRead, CallAccepted, LogReply, TellCall
 from boki.protocol.effects import Announce, Answer, Effect, EngineNews, Send, Token, kinds
 from boki.protocol.messages import InstallMembership, InstallView, Ping, Pong
 
@@ -52,20 +52,16 @@ class RelayCore:
         self, operation: Operation, positions: Positions, deadline_us: int, token: Token, now_us: int
     ) -> Iterable[Effect]:
         """Take in an operation that was checked at the edge. One `Answer` follows, by the deadline."""
-        question = Question(
-            lambda number, left_us: LogRequest(number, positions, left_us, operation),
-            deadline_us,
-            token,
-            is_repeatable=is_repeatable(operation),
-            changes=is_change(operation),
-            wait_us=operation.wait_us if isinstance(operation, Read) else 0,
-            size_bytes=len(operation.chunk) if isinstance(operation, Append) else 0,
-        )
-        return self._submit(question, now_us)
+        return self.ask(Question.of_operation(operation, positions, deadline_us, token), now_us)
 
     def ask(self, question: Question, now_us: int) -> Iterable[Effect]:
-        """Ask an engine about a logged call. One `Answer` follows with its message, or with an error."""
-        return self._submit(question, now_us)
+        """Ask an engine, also about a logged call. One `Answer` follows with its message, or with an error."""
+        if len(self._tokens) >= _MAX_PENDING or self._held_bytes + question.size_bytes > self._buffer_bytes:
+            full = Overloaded("too many operations wait for an engine with the index", retry_after_s=0.1)
+            return [Answer(question.token, full, {})]
+        self._held_bytes += question.size_bytes
+        self._tokens[question.token] = question
+        return self._perform(self._asking.ask(question, now_us))
 
     def give_up(self, token: Token) -> Iterable[Effect]:
         """The caller behind that token no longer waits for its read: neither does the engine that has it."""
@@ -76,14 +72,6 @@ class RelayCore:
             yield Send(question.asked, AbandonRead(question.number))
         self._asking.forget(question)
         self._forget(question)
-
-    def _submit(self, question: Question, now_us: int) -> list[Effect]:
-        if len(self._tokens) >= _MAX_PENDING or self._held_bytes + question.size_bytes > self._buffer_bytes:
-            full = Overloaded("too many operations wait for an engine with the index", retry_after_s=0.1)
-            return [Answer(question.token, full, {})]
-        self._held_bytes += question.size_bytes
-        self._tokens[question.token] = question
-        return self._perform(self._asking.ask(question, now_us))
 
     # events
 

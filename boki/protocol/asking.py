@@ -24,8 +24,9 @@ from typing import Final
 from boki.errors import BokiError, ConnectionLost, DeadlineExceeded, Overloaded, Unavailable
 from boki.log.chunk import Chunk
 from boki.log.ids import NodeId
-from boki.log.operations import Append, Failure, Operation, SetRetention, TrimBook
-from boki.protocol.call_messages import LogReply
+from boki.log.metalog import Positions
+from boki.log.operations import Append, Failure, ListBooks, Operation, Read, SetRetention, TrimBook
+from boki.protocol.call_messages import LogReply, LogRequest
 from boki.protocol.effects import Send, Token
 from boki.protocol.messages import Message
 
@@ -68,6 +69,20 @@ class Question:
     doubt: ConnectionLost | None = None
     """Why it may have been carried out by an engine that was asked before."""
     refusal: BokiError | None = None
+
+    @classmethod
+    def of_operation(cls, operation: Operation, positions: Positions, deadline_us: int, token: Token) -> Question:
+        """A log operation whose asker has seen these positions."""
+        return cls(
+            lambda number, left_us: LogRequest(number, positions, left_us, operation),
+            deadline_us,
+            token,
+            is_repeatable=is_repeatable(operation),
+            changes=is_change(operation),
+            book="" if isinstance(operation, ListBooks) else operation.book,
+            wait_us=operation.wait_us if isinstance(operation, Read) else 0,
+            size_bytes=len(operation.chunk) if isinstance(operation, Append) else 0,
+        )
 
 
 @dataclass(frozen=True, slots=True)

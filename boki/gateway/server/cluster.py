@@ -30,7 +30,7 @@ from boki.log.ids import NodeId
 from boki.log.limits import DEFAULT_LIMITS, Limits
 from boki.log.membership import Membership
 from boki.log.metalog import Positions, merge_positions
-from boki.log.operations import Answer, Failure, ListBooks, Operation, Read
+from boki.log.operations import Answer, Failure, Operation
 from boki.log.view import View
 from boki.protocol.asking import (
     NO_DEADLINE_US,
@@ -39,8 +39,6 @@ from boki.protocol.asking import (
     Question,
     Step,
     failure_of,
-    is_change,
-    is_repeatable,
 )
 from boki.protocol.call_messages import (
     MAX_POLLED,
@@ -49,7 +47,6 @@ from boki.protocol.call_messages import (
     CallEnded,
     Load,
     LogReply,
-    LogRequest,
     Poll,
     StartCall,
     StopCall,
@@ -58,7 +55,7 @@ from boki.protocol.call_messages import (
     TellStatus,
 )
 from boki.protocol.calls import Call, FunctionInfo, ModuleInfo, Outcome, TakeChunk
-from boki.protocol.effects import Send
+from boki.protocol.effects import Send, Token
 from boki.protocol.messages import Message
 
 _log = logging.getLogger("boki.gateway")
@@ -221,19 +218,8 @@ class ClusterBackend:
 
     async def request(self, operation: Operation, positions: Positions, timeout_s: float) -> Answer:
         """See `boki.api.port.LogPort`."""
-        book = "" if isinstance(operation, ListBooks) else operation.book
-        seen = dict(positions)
-
-        def make(number: int, left_us: int) -> Message:
-            return LogRequest(number, seen, left_us, operation)
-
         reply, error = await self._end_of(
-            make,
-            timeout_s,
-            is_repeatable=is_repeatable(operation),
-            changes=is_change(operation),
-            book=book,
-            wait_us=operation.wait_us if isinstance(operation, Read) else 0,
+            lambda deadline_us, ended: Question.of_operation(operation, dict(positions), deadline_us, ended), timeout_s
         )
         if isinstance(reply, LogReply):
             merge_positions(positions, reply.positions)
@@ -259,7 +245,10 @@ class ClusterBackend:
         Raises what the engine refuses it with, `ConnectionLost`, `DeadlineExceeded`, `Overloaded` or `Unavailable`.
         """
         answer, error = await self._end_of(
-            make, timeout_s, is_repeatable=is_repeatable, changes=changes, book=book, first=first, only=only
+            lambda deadline_us, ended: Question(
+                *(make, deadline_us, ended, is_repeatable, changes, book), first=first, only=only
+            ),
+            timeout_s,
         )
         if error is not None:
             raise error
@@ -267,9 +256,12 @@ class ClusterBackend:
         return answer
 
     async def _end_of(
-        self, make: Callable[[int, int], Message], timeout_s: float, **how: Any
+        self, question_of: Callable[[int, Token], Question], timeout_s: float
     ) -> tuple[Message | None, BokiError | None]:
-        """Put a question, and wait for its end. Cancelled, a read that waits for records is given up where it is."""
+        """Put a question, made of its deadline and a token, and wait for its end.
+
+        Cancelled, a read that waits for records is given up where it is.
+        """
         end: asyncio.Future[tuple[Message | None, BokiError | None]] = self._loop.create_future()
 
         def ended(message: Message | None, error: BokiError | None) -> None:
@@ -277,7 +269,7 @@ class ClusterBackend:
                 end.set_result((message, error))
 
         now = self._clock()
-        question = Question(make, now + int(timeout_s * 1e6), ended, **how)
+        question = question_of(now + int(timeout_s * 1e6), ended)
         self._carry_out(self.asking.ask(question, now))
         try:
             return await end

@@ -36,6 +36,7 @@ from boki.log.ids import ShardId, shard_incarnation
 from boki.log.metalog import CloseShard, Trim
 from boki.log.quorum import majority
 from boki.log.record import Expect
+from boki.protocol import asking
 from boki.protocol.call_messages import LogRequest
 from boki.protocol.effects import Effect, Send, Store
 from boki.protocol.follower import MetalogFollower
@@ -355,8 +356,8 @@ def no_order_of_keys() -> Any:
 
 
 def no_limit_to_repeating() -> Any:
-    """A gateway asks a second engine for anything, when the first one is lost."""
-    return without(cluster, "is_repeatable", lambda operation: True)
+    """A gateway or a relay asks a second engine for anything, when the first one is lost."""
+    return without(asking, "is_repeatable", lambda operation: True)
 
 
 def no_time_of_the_term_before() -> Any:

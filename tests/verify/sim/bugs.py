@@ -16,9 +16,10 @@ from unittest.mock import patch
 
 import msgspec
 
-from boki.engine import reads, relay
+from boki.engine import reads
 from boki.errors import CorruptData
 from boki.log.operations import TrimBook
+from boki.protocol import asking
 from boki.storage import shards
 from boki.verify.sim.options import Options
 from boki.verify.sim.shrinking import first_broken
@@ -48,13 +49,13 @@ def a_version_that_a_flipped_bit_made() -> Any:
 
 def a_second_refusal_that_is_believed() -> Any:
     """What a second engine says of an append is told, whatever the first one may have done."""
-    return patch.object(relay, "is_change", lambda operation: False)
+    return patch.object(asking, "is_change", lambda operation: False)
 
 
 def a_trim_that_is_asked_of_two() -> Any:
     """A trim that an engine is slow to answer is asked of another one, too."""
-    may_repeat = relay.is_repeatable
-    return patch.object(relay, "is_repeatable", lambda asked: isinstance(asked, TrimBook) or may_repeat(asked))
+    may_repeat = asking.is_repeatable
+    return patch.object(asking, "is_repeatable", lambda asked: isinstance(asked, TrimBook) or may_repeat(asked))
 
 
 def a_record_that_is_displaced_by_what_follows() -> Any:
