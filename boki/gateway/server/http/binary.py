@@ -14,15 +14,14 @@ import msgspec
 from aiohttp.web import BaseRequest, Response
 
 from boki.api.http.exchange import LOG_CONTENT_TYPE, MAX_TIMEOUT_S, MAX_WAIT_S
-from boki.errors import BokiError, CorruptData, InvalidArgument, VersionTooNew
+from boki.errors import BokiError, InvalidArgument
 from boki.faces import Route
 from boki.gateway.server.http.answers import Repeatable
 from boki.gateway.server.http.connections import read_body, while_connected
 from boki.gateway.server.http.log_access import LogDoor
-from boki.log.checks import check_append, check_operation
-from boki.log.chunk import Chunk
-from boki.log.limits import KIB, Limits
-from boki.log.operations import Answer, Append, Failure, Operation, Read, Reply, Request
+from boki.log.checks import check_request
+from boki.log.limits import KIB
+from boki.log.operations import Answer, Failure, Operation, Read, Reply, Request
 
 _ENVELOPE_BYTES: Final = 64 * KIB
 """What a request may need beside the chunk of an append: positions, names, tags."""
@@ -57,7 +56,7 @@ class BinaryEndpoint:
             answer: Answer
             try:
                 self._door.check_positions(positions)
-                check_all(asked.operation, self._limits)
+                check_request(asked.operation, self._limits)
                 operation = _with_wait_bounded(asked.operation, asked.timeout_us)
                 with while_connected(request) if is_poll else nullcontext():
                     answer = await self._door.request(operation, positions, asked.timeout_us / 1e6)
@@ -78,17 +77,6 @@ def decode_request(body: bytes) -> Request:
             f"timeout_us must be above 0 and at most a day, not {asked.timeout_us}", field="timeout_us"
         )
     return asked
-
-
-def check_all(operation: Operation, limits: Limits) -> None:
-    """Hold the operation to the rules, an append's chunk included."""
-    check_operation(operation, limits)
-    if isinstance(operation, Append):
-        try:
-            chunk = Chunk(operation.chunk)
-        except (CorruptData, VersionTooNew) as error:
-            raise InvalidArgument(f"the chunk of an append cannot be read: {error.message}", field="chunk") from None
-        check_append(chunk, operation.book, limits)
 
 
 def _with_wait_bounded(operation: Operation, timeout_us: int) -> Operation:
