@@ -8,8 +8,8 @@ is started again, under the same id and with the next `ctx.run_number`, as soon 
 - a record with one of the tags in `wakes` stands at or above its `min_seqnum`. It may have been there before the call
   was suspended: then the next run begins at once.
 
-A body must expect to be woken for nothing, and look for itself at what it waits for. Whoever loses an engine loses no
-wake-up: the engine that takes over waits for the same.
+A body must expect to be woken for nothing, and look for itself at what it waits for. No wake-up is lost with an
+engine: the one that takes over waits for the same.
 """
 
 from __future__ import annotations

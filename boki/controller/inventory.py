@@ -57,7 +57,7 @@ class Inventory:
     def __init__(self) -> None:
         self.listings: dict[NodeId, Listing] = {}
         self.has_news = False
-        """Set when a listing has come; whoever looks at it takes it back."""
+        """Set when a listing has come, and cleared by its reader."""
         self.wants_all = True
         """Set when more than the current term's shards may have changed: the next question is for all."""
         self._scans: dict[NodeId, _Scan] = {}
@@ -149,7 +149,7 @@ class Inventory:
 
 
 def _merge(one: ShardRow, other: ShardRow) -> ShardRow:
-    """One shard in the words of two nodes. What the metalog says, whoever is behind does not know yet."""
+    """One shard in the words of two nodes. A node that is behind does not know yet what the metalog says."""
     return ShardRow(
         one.term,
         one.log,

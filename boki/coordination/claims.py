@@ -1,8 +1,8 @@
 """What a process holds for as long as its session lasts: a place in the queue for the lead, a slot for an index.
 
-Both are ephemeral entries that name the data directory (`home`) of whoever made them. A process that begins again finds
-what its former incarnation held until that session expires; the directory's lock says that the former incarnation is
-over, so what is of its own home it takes over.
+Both are ephemeral entries that name the data directory (`home`) of the process that made them. A process that begins
+again finds what its former incarnation held until that session expires; the directory's lock says that the former
+incarnation is over, so what is of its own home it takes over.
 """
 
 from __future__ import annotations

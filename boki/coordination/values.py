@@ -1,4 +1,4 @@
-"""How values stand in ZooKeeper: JSON, wrapped with a version and whoever wrote it, compressed where it is long."""
+"""How values stand in ZooKeeper: JSON, with a version and the token of its writer, compressed where it is long."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def decode(path: str, data: bytes, kind: type[_T]) -> _T:
 
 
 def writer_of(path: str, data: bytes) -> str:
-    """The token of whoever wrote it."""
+    """The token of its writer."""
     return _unwrap(path, data).writer
 
 

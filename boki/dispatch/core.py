@@ -346,7 +346,7 @@ class Dispatch:
     # a call's way out
 
     def _answer(self, live: LiveCall, outcome: Outcome) -> None:
-        """Tell whoever waits for the call, unless that has been done."""
+        """Answer the caller, unless that has been done."""
         if live.answered:
             return
         live.answered = True

@@ -11,9 +11,9 @@ An append is answered when the index has applied the cut that orders it: that cu
 sequencers, its records on their write quorum, and the verdict on its conditions is known. Nothing of it was visible
 before, no cache included.
 
-An engine that finds itself fenced has been presumed lost, and others may have taken over what it did: it ends whoever
-waits, says so by `Announce(EngineNews.FENCED)`, and takes part in nothing any more. The stages of its life cycle are a
-table (`boki.engine.lifecycle`).
+An engine that finds itself fenced has been presumed lost, and others may have taken over what it did: it ends all
+pending operations, says so by `Announce(EngineNews.FENCED)`, and takes part in nothing any more. The stages of its life
+cycle are a table (`boki.engine.lifecycle`).
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ class EngineCore:
     def fence(self, incarnation: int, deadline_us: int, token: Token) -> Iterable[Effect]:
         """Ensure that this incarnation of an engine appends nothing more. `Done` is the answer.
 
-        What it had appended before is applied here by then: whoever takes over from it has seen all of it.
+        What it had appended before is applied here by then: the engine that takes over has seen all of it.
         """
         waiter = Waiter(None, token)
         if not self.follower.chain or self.is_fenced() or incarnation == self.incarnation:
@@ -301,7 +301,7 @@ class EngineCore:
         return []
 
     def _ask_view(self, term: Term, now_us: int) -> list[Effect]:
-        """Whoever names a newer term than is known here has seen a view that this engine lacks."""
+        """Ask for the view of a term that another node has named and this engine does not know."""
         known = self.follower.chain.current.term if self.follower.chain else 0
         if term <= known or now_us - self._view_asked_at < _ASK_VIEW_US:
             return []

@@ -53,15 +53,15 @@ class PendingRead:
     wait_until_us: int
     stage: Stage = Stage.NEW
     seen_until: int = 0
-    """While it waited, there was nothing for it below this: a trim up to here has taken nothing that it wants."""
+    """Lower bound verified empty while waiting: trims at or below it have removed no matching record."""
     missed_below: int = 0
-    """Each time that it began to wait, or continued, trims had taken what was below this and it had not seen."""
+    """Trim floor when it last began to wait, or continued: records below were removed unseen."""
     needs_term: Term = 0
     """The newest term in `needs`."""
     most: int = 1 << 62
-    """This many records a backward page may have: fewer when they do not fit into the cache together."""
+    """Maximum number of records of a backward page: lowered when they do not fit into the cache together."""
     covered: int = 0
-    """How many of a backward page the cache has held at once."""
+    """Number of records of a backward page that the cache has held at once."""
 
     def __post_init__(self) -> None:
         self.needs_term = max((split_position(position)[0] for position in self.needs.values()), default=0)

@@ -31,7 +31,7 @@ _READ_AHEAD_BYTES: Final = 1 << 20
 _AHEAD_FETCHES: Final = 16
 _AHEAD_RECORDS: Final = 1_000
 _BULK_RECORDS: Final = 4_000
-"""Whoever asks for this many continues with the next page, and does not mind where this one ends."""
+"""A read of this many records is bulk: its caller continues with the next page, wherever this one ends."""
 _TIMEOUT_US: Final = 100_000
 """A replica that has not answered for this long is left alone for a while, and another one asked."""
 _ROUND_US: Final = 200_000
@@ -468,7 +468,7 @@ class Reads:
         return [effect for read in fetch.reads for effect in self._try(read, now_us)]
 
     def abandon(self) -> list[Unstamped]:
-        """This engine has been fenced: end whoever waits."""
+        """This engine has been fenced: end all pending reads."""
         lost = Unavailable("this engine was fenced; read from another one", retry_after_s=0.2)
         return [self._finish(each.read, lost) for each in self._due if not each.read.is_done]
 

@@ -154,7 +154,7 @@ class Requests:
         return [_request(view, log, entry) for log in self._unfenced(fence.incarnation, view)]
 
     def abandon(self) -> Iterable[Unstamped]:
-        """This engine has been fenced: end whoever waits."""
+        """This engine has been fenced: end all pending requests."""
         waiters = [pending.waiter for pending in self._trims.values()] + [fence.waiter for fence in self._fences]
         self._trims.clear()
         self._fences.clear()

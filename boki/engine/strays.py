@@ -43,7 +43,7 @@ class Strays:
     """Of the term that is followed, and pushed ones of later terms.
 
     What was pushed is kept within `pushed_limit_bytes`: beyond that the oldest are dropped, and fetched when needed.
-    `damage` is what stops the index, in the words of whoever said it.
+    `damage` is why the index cannot continue: the error of a storage node, or that records it needs are trimmed away.
     """
 
     def __init__(self, pushed_limit_bytes: int) -> None:

@@ -93,7 +93,7 @@ class Tails:
         return [effect for number in self._questions for effect in self._ask(view, number)]
 
     def abandon(self) -> Iterable[Unstamped]:
-        """This engine has been fenced: end whoever waits."""
+        """This engine has been fenced: end all questions."""
         waiters = [question.waiter for question in self._questions.values()]
         self._questions.clear()
         return [Ended(waiter, Unavailable("this engine was fenced; ask another one")) for waiter in waiters]

@@ -1,4 +1,4 @@
-"""What the gateway needs from whoever runs functions and keeps logs. Roles never import each other: this is the seam.
+"""The seam between the gateway and what runs functions and keeps logs: roles never import each other.
 
 `boki dev` puts an engine of the same process behind it, `boki.gateway.server.cluster` those of a cluster.
 """

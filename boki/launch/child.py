@@ -1,4 +1,4 @@
-"""A `boki dev` or a `boki up` in a process of its own, for whoever needs to start, kill and start again a real one.
+"""A `boki dev` or a `boki up` in a process of its own, for tests and tools that start, kill and restart a real one.
 
 The demo kills it, the benchmarks measure it, the tests do both. The child tells where it listens by its first JSON
 line, so that it can choose a free port itself; its other lines are read away and the last ones kept for error messages.

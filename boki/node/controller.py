@@ -66,7 +66,7 @@ class ControllerIncarnation(RoleIncarnation[ControllerNodeConfig]):
                 _log.warning("%s hears no majority of the sequencers: another controller is to lead", self.node)
 
     def on_session(self, state: SessionState) -> None:
-        """See `RoleIncarnation`. Whoever does not know whether it still leads does nothing."""
+        """See `RoleIncarnation`. A controller that does not know whether it still leads does nothing."""
         super().on_session(state)
         self._tell_leadership()
 

@@ -32,8 +32,8 @@ class StoreBatch(Message, frozen=True):
 
 
 class IndexBatch(Message, frozen=True):
-    """engine -> engines that hold the index. What this shard's storage nodes have just been sent, so that nobody has
-    to fetch it when the cut comes. A favour: whoever lacks it asks the storage nodes.
+    """engine -> engines that hold the index. What this shard's storage nodes have just been sent, so that no engine
+    has to fetch it when the cut comes. Best effort: an engine that lacks it asks the storage nodes.
     """
 
     batch: bytes
@@ -304,7 +304,7 @@ class Pong(Message, frozen=True):
     wants_new_term: bool = False
     """Of a sequencer: a log that it leads nears its last position, or has waited long for a majority of the others."""
     kept_from_term: Term = 0
-    """Of a sequencer: a checkpoint covers all earlier terms, so that whoever sequenced only in them may go."""
+    """Of a sequencer: a checkpoint covers all earlier terms, so that nodes which sequenced only in them may go."""
     applied: Positions = {}
     """Of an engine or storage node: how far it has applied the metalogs; no term may end below."""
 

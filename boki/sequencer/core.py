@@ -14,7 +14,8 @@ by the controller's completion, which is a message of its own: no primary can ta
 **Sealing** is durable before it is answered; after that this node accepts no append of the term and publishes nothing.
 
 **Ended terms** are made whole (`boki.sequencer.history`) and kept until a checkpoint of the index covers them; then
-their entries are dropped, and whoever asks for them is told to take a checkpoint. A sequencer that no view names waits.
+their entries are dropped, and nodes that ask for them are told to take a checkpoint. A sequencer that no view names
+waits.
 
 Rule: this file knows shards and nodes as names. It never knows books, tags or bytes.
 """
@@ -386,11 +387,11 @@ class SequencerCore:
     def _answer_from_disk(self, question: Question, rows: Sequence[tuple[bytes, bytes]]) -> Iterable[Effect]:
         store = self._store(question.term, question.log)
         if store is None or (rows and index_of(rows[0][0]) != question.first_index):
-            return ()  # dropped while it was being read: whoever asks again is told so
+            return ()  # dropped while it was being read: the next question is told so
         return self._answer(question, [decode_entry(value) for _, value in rows])
 
     def _cannot_answer(self, question: Question, error: str) -> Iterable[Effect]:
-        """Whoever only follows the log asks another sequencer. A controller that completes a term asks the one that
+        """A node that only follows the log asks another sequencer. A controller that completes a term asks the one that
         holds most of it, and a backup its primary: they would wait forever for a node that lives.
         """
         if question.purpose is not For.READER:

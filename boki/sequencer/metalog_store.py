@@ -43,7 +43,7 @@ NEXT: Final[dict[tuple[Phase, str], Phase]] = {
     (Phase.OPEN, "seal"): Phase.SEALED,
     (Phase.SEALED, "seal"): Phase.SEALED,  # sealing twice is how a lost reply is repeated
     (Phase.SEALED, "complete"): Phase.SEALED,
-    # the next view says where the term ended, so whoever has not heard of the seal learns it by that
+    # the next view says where the term ended, so a sequencer that missed the seal learns it by that
     (Phase.OPEN, "fill"): Phase.SEALED,
     (Phase.SEALED, "fill"): Phase.SEALED,
 }

@@ -224,7 +224,7 @@ class IndexCheckpoints:
         is_gone = newest is None or (message.lineage and (message.lineage, message.number) != _name(newest))
         if newest is None or is_gone:
             return Send(sender, CheckpointFetched(message.request, 0, 0, (), True, {}))
-        if message.lineage:  # whoever only asks what exists holds up nobody
+        if message.lineage:  # a question for what exists delays no saving
             self._fetched_at = now_us
         start = _row_key(newest.number, message.after_key + b"\x00")
         stop = _LINEAGE_KEY.pack(_ROWS, newest.number + 1)

@@ -44,7 +44,7 @@ class Snapshots:
 
     def give(self, message: FetchState, now_us: int) -> StateFetched:
         """The part that is asked for; the beginning of the newest, if that is gone. Any state that is not old will do:
-        whoever has it continues from there.
+        its reader continues from there.
         """
         is_gone = not self._data or message.snapshot != self._number
         if is_gone and (not self._data or now_us - self._taken_at > _FRESH_US):

@@ -1,6 +1,6 @@
 """`boki.Response`: an answer over HTTP that a function makes itself, with status, headers and body.
 
-It travels like every result, as a `Payload`, in an encoding of its own: so it reaches whoever called, be it HTTP, a
+It travels like every result, as a `Payload`, in an encoding of its own: so it reaches every caller: HTTP, a
 client, another function or the log.
 """
 

@@ -2,7 +2,7 @@
 
 An append whose answer is lost may have happened, and a ledger must know. So each is of a kind that can be repeated: an
 acceptance under its key, or under the condition that its id has no record yet; everything else under the condition that
-the call's last record is still the one that is known. Whoever loses such a race reads what the winner wrote, and often
+the call's last record is still the one that is known. The loser of such a race reads what the winner wrote, and often
 the winner is the same append, a moment earlier.
 """
 

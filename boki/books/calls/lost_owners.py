@@ -10,7 +10,7 @@ from boki.log.membership import Membership
 
 
 class LostOwners:
-    """Judges by membership, which is a hint: whoever is wrongly presumed lost is fenced, and starts again.
+    """Judges by membership, which is a hint: an engine that is wrongly presumed lost is fenced, and restarts.
 
     An owner whose name has a newer incarnation is lost at once, also if that is this engine; one that is not
     registered, after a grace. Times are microseconds.

@@ -126,7 +126,7 @@ class VersionBook:
                 return number
 
     async def _decide(self, entry: Deployed | Used, versions: Versions) -> None:
-        """Append the entry, unless another was appended meanwhile: whoever calls this looks which it was."""
+        """Append the entry, unless another was appended meanwhile: the caller looks which it was."""
         when = Expect(VERSIONS_TAG, versions.last_seqnum)
         append = partial(self._book.append, CODEC.encode(entry), [VERSIONS_TAG], when=when)
         with suppress(ConditionFailed):

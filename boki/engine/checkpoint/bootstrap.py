@@ -287,7 +287,7 @@ class Bootstrap:
         ]
 
     def _go_on(self, load: _Load, now_us: int) -> list[Effect]:
-        """Time has passed: repeat the question, or begin again with whoever answers."""
+        """Time has passed: repeat the question, or begin again with another node that answers."""
         if now_us - load.heard_at > _SILENCE_US:
             return self._start_over(now_us)
         if load.is_storing or now_us - load.asked_at < _REPEAT_US:

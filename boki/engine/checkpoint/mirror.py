@@ -3,8 +3,8 @@
 One engine does it: of those that hold the index, the first by name. It sends a whole index as number 1 of a
 **lineage**, then what changes from one of its own checkpoints to the next. Pages go out at a bounded rate, each to
 every node that takes part, the next when it is stored. A checkpoint that a write quorum has completely makes old
-metalog entries superfluous; they are dropped one checkpoint later, so that whoever has just begun from the one before
-still finds them.
+metalog entries superfluous; they are dropped one checkpoint later, so that an engine which has just begun from the one
+before still finds them.
 
 A node that falls behind, or comes later, is left out: it can only be sent a whole index again. That is done when too
 few nodes are left, and once in a while if any is left out.
@@ -230,7 +230,7 @@ class Mirror:
         return [*self._finish(view), *self._send(now_us)]
 
     def _finish(self, view: View) -> list[Effect]:
-        """Once a quorum has the checkpoint, and whoever takes part: what the one before covers is needed by nobody."""
+        """A quorum has the checkpoint, and every node that takes part: drop what the one before covers."""
         build = self._build
         is_complete = all(keeper.is_complete for keeper in self._keepers.values())
         if build is None or not is_complete or len(self._keepers) < view.write_quorum:

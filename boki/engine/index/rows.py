@@ -9,7 +9,7 @@ a gap is read from the disk when somebody asks about it::
                           ^ a gap: read when needed
 
 Only the newest part grows. An append to a row of which nothing is in memory opens a new part at its own seqnum, so it
-reads nothing; the disk then has several small parts where one would do, and whoever reads them makes them one.
+reads nothing; the disk then has several small parts where one would do, and the next read makes them one.
 
 What the floors of trims hide may still stand in a part: callers say from where on they look.
 
@@ -404,7 +404,7 @@ class Row:
             del older[:count]
 
     def discard(self) -> None:
-        """The row is no more; whoever needs it makes a new one. Its keys are deleted by the caller."""
+        """Drop the row from memory. The caller deletes its keys; a later append makes a new row."""
         self.shelf.residence.used_bytes -= _ROW_BYTES + sum(part.size_bytes for part in self.parts())
         self.newest, self.older, self._flags = None, (), _GONE
         del self.shelf.rows[self.tag]

@@ -20,7 +20,7 @@ from boki.protocol.messages import Message
 Finish = Callable[[Answer, Positions], None]
 
 _GRACE_S = 1.0
-"""The core answers at the deadline; whoever waits gives it this much longer."""
+"""The core answers at the deadline; its caller waits this much longer."""
 
 
 class EnginePort:

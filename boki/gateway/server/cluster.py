@@ -343,7 +343,7 @@ class ClusterBackend:
                 self._carry_out(self.asking.answer(sender, number, failure_of(message), now), message)
 
     def _carry_out(self, steps: Iterable[Step], message: Message | None = None) -> None:
-        """What is asked goes out; what has ended goes to whoever waits for it, with the message that ended it."""
+        """Send what is asked, and hand what has ended to its caller, with the message that ended it."""
         for step in steps:
             match step:
                 case Send(to, asked):

@@ -1,8 +1,8 @@
 """Which processes of a cluster should run now: the supervisor's decisions, without a process or a clock.
 
 A process that ends is started again: at once the first time, later each time after twice as long, until it has run
-for a while. A stop goes by ranks: whoever is served by others is gone before they are told to stop, so that calls can
-end and shards can be closed. Whoever does not stop in time is killed.
+for a while. A stop goes by ranks: a process is gone before those that serve it are told to stop, so that calls can
+end and shards can be closed. A process that does not stop in time is killed.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A checkpoint of a stream stands under a tag of its own, in parts that fit into r
 also stands in the stream. Each part is appended under the condition that the part before it is the last record of the
 tag. So of two writers one gives up, and the parts of a checkpoint that has an end are neighbours under its tag.
 
-What a checkpoint covers is trimmed by its writer, when the fold comes to the end of it: whoever has read so far, or
+What a checkpoint covers is trimmed by its writer, when the fold comes to the end of it: a reader that is there, or
 begins from this checkpoint or a later one, needs nothing below `floor`. What a reader finds torn or damaged it passes
 by for the one before; if that was trimmed meanwhile a newer one is complete, and the reader looks again.
 

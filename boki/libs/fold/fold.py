@@ -28,8 +28,8 @@ class Checkpointed(Fold[R_contra], Protocol[R_contra]):
     """A fold that is kept in checkpoints (`boki.libs.fold.checkpoints`)."""
 
     def snapshot(self) -> object:
-        """The whole state as a value that MessagePack can say. Whoever begins from it and applies the records behind it
-        comes to the same state as whoever applied all of them.
+        """The whole state as a value for MessagePack. A fold that begins from it and applies the records behind it
+        comes to the same state as one that applied all of them.
         """
 
     def needed_floor(self) -> int:

@@ -1,8 +1,8 @@
 """Follower: one stream of a book, read once by a process for all callers who wait for it. There is no timer.
 
-Of the callers who wait one **leads**: it reads the stream, within its own call, and the fold wakes whoever has what it
-waits for; then another one leads. Where no caller waits, nothing is read. A read that waits for records is cut short
-when a caller comes who needs to look sooner.
+Of the callers who wait one **leads**: it reads the stream, within its own call, and the fold wakes each caller that has
+what it waits for; then another one leads. Where no caller waits, nothing is read. A read that waits for records is cut
+short when a caller comes who needs to look sooner.
 
 A caller sees what it has seen before, wherever that was: the leader reads as far as all who wait for it have seen, and
 they have seen what it has read (`LogSession.saw`).

@@ -330,7 +330,7 @@ class Simulation:
         return [Violation("books with records are listed", f"{reader.name}: {wrong}")] if wrong else []
 
     def _read_tags(self) -> list[Violation]:
-        """Whoever has read the books, and is still there, reads their tags, too: at the very end, after all else."""
+        """The readers of the books that are still up read their tags, too: at the very end, after all else."""
         books, tags = range(self.options.books), range(self.options.tags)
         for reader, book_number, tag_number in product(self._readers, books, tags):
             book, tag = f"book-{book_number}", tag_name(tag_number)

@@ -37,7 +37,7 @@ _POOL_GAUGES: Final = {
 class BackendMetrics(Collector):
     """The figures of `status`, one family each; labels are nodes and modules, of which there are few.
 
-    Whoever scrapes puts the latest `status` here first.
+    The handler of a scrape sets the latest `status` first.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
