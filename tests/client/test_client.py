@@ -6,8 +6,10 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
+import aiohttp
 import msgspec
 import pytest
+from aiohttp.helpers import calculate_timeout_when
 
 from boki import Context, blocking, function
 from boki.api.http.exchange import HttpAnswer, HttpRequest, check_url, error_of
@@ -351,6 +353,24 @@ def test_an_answer_that_never_comes_ends_at_the_deadline() -> None:
             assert (caught.value.outcome, caught.value.retryable) == ("unknown", True)
 
     run(scenario())
+
+
+def test_a_long_deadline_is_not_rounded_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """aiohttp does that, to a whole second of the loop's clock, where nobody tells it not to (chaos)."""
+    asked: list[aiohttp.ClientTimeout] = []
+
+    def refuse(_session: object, *_: object, timeout: aiohttp.ClientTimeout, **__: object) -> None:
+        asked.append(timeout)
+        raise OSError("far enough")
+
+    async def scenario() -> None:
+        monkeypatch.setattr(aiohttp.ClientSession, "request", refuse)
+        async with Client("http://127.0.0.1:1") as client:
+            with pytest.raises(ConnectionLost):
+                await client._port.send(HttpRequest("GET", "/", 10.5))
+
+    run(scenario())
+    assert calculate_timeout_when(10.2, asked[0].total or 0.0, asked[0].ceil_threshold) == pytest.approx(20.7)
 
 
 def test_errors_of_the_log_arrive_as_they_were_raised() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from io import BytesIO
 from itertools import count
+from math import inf
 from typing import Final
 
 import aiohttp
@@ -76,7 +77,11 @@ class HttpPort:
     async def _send(self, url: str, request: HttpRequest) -> HttpAnswer:
         if self._is_closed:
             raise closed()
-        timeout = aiohttp.ClientTimeout(total=request.timeout_s, connect=min(_CONNECT_TIMEOUT_S, request.timeout_s))
+        timeout = aiohttp.ClientTimeout(
+            total=request.timeout_s,
+            connect=min(_CONNECT_TIMEOUT_S, request.timeout_s),
+            ceil_threshold=inf,  # else what is above 5 s is rounded up to a whole second of the loop's clock
+        )
         headers: dict[str, str] = {}
         try:
             async with self._open().request(

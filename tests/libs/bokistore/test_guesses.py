@@ -157,7 +157,7 @@ def test_versions_that_were_never_there_together_are_no_guess() -> None:
 
 def test_what_is_handed_over_asks_first() -> None:
     """Whoever commits it with records of its own, as a workflow does with its journal, makes it again when that is
-    refused: with the same guess, it would be refused for ever.
+    refused: with the same guess, it would be refused forever.
     """
     process = owner_of("a")
     assert asked(process, process.begin().change("a", Increment(HITS, 1))) == [Compare]
