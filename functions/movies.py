@@ -14,14 +14,14 @@ from hashlib import blake2b
 
 import msgspec
 
-from boki import Context, Retry, TerminalError, function
+from boki import Context, TerminalError, function
 from boki.libs.bokiflow import flow, step, workflow
+from boki.libs.bokiflow.state import FlowTransaction
 from boki.libs.bokistore import Store, Transaction
 
 BOOK = "movies"
 SHOWN = 10
 """Reviews on the page of a movie or a user."""
-_STEADY = Retry(attempts=20, first_s=0.1, max_s=5)
 
 
 class Movie(msgspec.Struct, frozen=True):
@@ -94,61 +94,33 @@ async def add_movies(ctx: Context, movies: list[Movie]) -> None:
 # composing a review
 
 
-@step(pure=True, raises=(NoSuchMovie,))
-async def find_movie(title: str) -> str:
-    """The title, if there is such a movie."""
-    if not await Store(step.ctx).object(movie_name(title)).exists():
-        raise NoSuchMovie(f"there is no movie {title!r}: the year belongs to the title, as in 'Alien (1979)'")
-    return title
-
-
-@step(pure=True)
-async def clean(text: str) -> str:
+def clean(text: str) -> str:
     """The text without what does not belong into one."""
     return " ".join(text.split())[:4_000]
 
 
-@step(idempotent=True, retry=_STEADY)
-async def find_user(name: str) -> str:
-    """The user of that name, who is made if this is the first review."""
-
-    async def work(txn: Transaction) -> str:
-        user = txn.object(user_name(name))
-        if not await user.exists():
-            await user.set("", {"count": 0, "reviews": []})
-        return name
-
-    return await Store(step.ctx).run(work)
-
-
-@step(idempotent=True, retry=_STEADY)
-async def store_review(review: Review) -> None:
-    """Keep the review under its id."""
-    await Store(step.ctx).object(f"review:{review.id}").set("", msgspec.to_builtins(review))
-
-
-@step(retry=_STEADY)
-async def list_review(owner: str, review: Review) -> int:
-    """Count the review among those of its movie or its user; how many there are. Once, under the key of the step."""
-
-    async def work(txn: Transaction) -> int:
-        item = txn.object(owner)
+@flow.store.transactional
+async def _keep(txn: FlowTransaction, review: Review) -> None:
+    """Keep the review under its id, and list it for its movie and its user: who reads one of them finds the others."""
+    movie, user = txn.object(movie_name(review.title)), txn.object(user_name(review.user))
+    kept = txn.object(f"review:{review.id}").set("", msgspec.to_builtins(review))
+    has_movie, has_user, _ = await asyncio.gather(movie.exists(), user.exists(), kept)  # one look at all of them
+    if not has_movie:
+        raise NoSuchMovie(f"there is no movie {review.title!r}: the year belongs to the title, as in 'Alien (1979)'")
+    if not has_user:  # it is the user's first review
+        await user.set("", {"count": 0, "stars": 0, "reviews": []})
+    for item in (movie, user):
         await item.append("reviews", review.id, limit=SHOWN)
         await item.increment("stars", review.stars)
-        count: int = await item.increment("count")
-        return count
-
-    return await Store(step.ctx).run(work, key=step.key)
+        await item.increment("count")
 
 
 @workflow(book=BOOK)
 async def compose(draft: Draft) -> Review:
-    """Put a review together from its parts, keep it, and have it listed for its movie and its user."""
-    title, user, text = await asyncio.gather(find_movie(draft.title), find_user(draft.user), clean(draft.text))
+    """Put a review together from its parts, keep it, and have it listed for its movie and its user: one append."""
     time_us = round(flow.now().timestamp() * 1e6)
-    review = Review(flow.uuid().hex, user, title, text, draft.stars, time_us)
-    await store_review(review)
-    await asyncio.gather(list_review(movie_name(title), review), list_review(user_name(user), review))
+    review = Review(flow.uuid().hex, draft.user, draft.title, clean(draft.text), draft.stars, time_us)
+    await _keep(review)
     return review
 
 
