@@ -72,6 +72,7 @@ class Dev:
             me=Owner(ENGINE, log.engine.incarnation),
             keep_s=config.keep_calls_s,
             limits=config.limits,
+            replays=self.functions.replays,
         )
         self.gateway = Gateway(_Backend(self), gateway, on_refused=calls.refused if calls else None)
         self._call_lines = calls

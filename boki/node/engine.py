@@ -169,6 +169,7 @@ class EngineIncarnation(RoleIncarnation[EngineNodeConfig]):
             keep_s=self.config.keep_calls_s,
             limits=self.config.limits,
             version=lambda: self.deployed.number,
+            replays=self.functions.replays,
         )
 
     def divert(self, sender: NodeId, message: Any) -> None:

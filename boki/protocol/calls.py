@@ -249,6 +249,11 @@ class FunctionInfo(msgspec.Struct, frozen=True, kw_only=True):
             return self.consumes
         return None if isinstance(self.uses, msgspec.UnsetType) else self.uses.get(library)
 
+    @property
+    def is_replayed(self) -> bool:
+        """Whether a library repeats its body from a journal, so that a call may be tried (`Call.is_tried`)."""
+        return any((self.settings_of(library) or {}).get("replays") is True for library in self.libraries)
+
     def used_by(self, library: str, settings: Mapping[str, Any]) -> FunctionInfo:
         """The same function, called by that library with those settings."""
         if library == _CONSUMES:

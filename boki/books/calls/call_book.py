@@ -206,9 +206,7 @@ class CallBook:
 
     async def accept_after(self, entry: Accepted, last_seqnum: int) -> tuple[Accepted, int, Waiting | None] | None:
         """Log the acceptance if that record is the last one of its id (0: there is none); see `accept`. Else nothing
-        happens: None.
-
-        What is raised is a definite refusal.
+        happens: None. What is raised is a definite refusal.
         """
         try:
             (seqnum,) = await self._accept(entry, (Expect(id_tag(entry.call.id), last_seqnum),), None)
@@ -221,9 +219,9 @@ class CallBook:
         group = one_record(CODEC.encode(entry), [id_tag(entry.call.id), *acceptance_tags(entry)], when, key, limits)
         return await until_decided(lambda: self._access.append(BOOK, group, None), _WHAT, _BACKOFF, is_patient=False)
 
-    async def accept_ended(self, entry: Accepted, end: Finished, appends: Sequence[Append]) -> bool:
-        """Log the acceptance and the end of a call as neighbours, if its id has no record yet; what its run has left
-        goes into the same batch. False, if the id is taken or the end does not fit: then neither is logged.
+    async def accept_ended(self, entry: Accepted, end: Finished, appends: Sequence[Append], key: str | None) -> bool:
+        """Log the acceptance and the end of a call as neighbours, under the key, or else if its id has no record yet;
+        what its run has left goes into the same batch. False: the key or the id is taken, or the end does not fit.
         """
         if self._fitting(end) is not end:
             return False
@@ -232,7 +230,7 @@ class CallBook:
             (CODEC.encode(entry), [tag, *acceptance_tags(entry)]),
             (CODEC.encode(end), [tag, *end_tags(end)]),
         ]
-        group = many_records(records, (Expect(tag, 0),), None, self._limits)
+        group = many_records(records, (Expect(tag, 0),) if key is None else (), key, self._limits)
         beside = asyncio.ensure_future(self.append_beside(appends))
         append = partial(self._access.append, BOOK, group, None)
         try:
@@ -244,8 +242,10 @@ class CallBook:
             raise
         finally:
             await beside
-        self.ledger.learn(seqnums[1], 0, end)
-        return True
+        is_new = isinstance(seqnums, range)  # else it is under the key already, perhaps by an append that was repeated
+        if is_new:
+            self.ledger.learn(seqnums[1], 0, end)
+        return is_new
 
     def _accepted_now(self, entry: Accepted, seqnum: int) -> tuple[Accepted, int, Waiting | None]:
         """The answer to the append tells all but the time of the record: it is about now."""

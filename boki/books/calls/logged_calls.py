@@ -98,14 +98,15 @@ class LoggedCalls:
         max_suspended: int = 250_000,
         limits: Limits = DEFAULT_LIMITS,
         version: Callable[[], int] = lambda: 0,
+        replays: Callable[[str], bool] = lambda _: False,
         tries: bool = True,
     ) -> None:
-        """`version`: of the functions that run here; 0: they have none. `tries`: see `boki.books.calls.trying`."""
+        """`version`: of the functions that run here; 0: they have none. `replays`, `tries`: see `Trying`."""
         self._version = version
         self._book = CallBook(port, me, limits, clock)
         self._inquiries = Inquiries(self._book, keep_s, clock)
         self._runner = Runner(self._book, run, clock)
-        self._trying = Trying(self._book, run, clock, is_on=tries)
+        self._trying = Trying(self._book, run, clock, replays, is_on=tries)
         self._me = me
         self._takeover = Takeover(
             self._book,
@@ -148,8 +149,7 @@ class LoggedCalls:
 
     def versions_in_use(self) -> frozenset[int]:
         """The versions that unfinished calls are pinned to."""
-        found = {version_of(waiting.attributes) for waiting in self._book.ledger.waiting.values()}
-        return frozenset(found - {0})
+        return frozenset(version_of(waiting.attributes) for waiting in self._book.ledger.waiting.values()) - {0}
 
     @property
     def running_count(self) -> int:
@@ -318,7 +318,7 @@ class LoggedCalls:
             entry = msgspec.structs.replace(entry, starts=1, state="running", runs=Runs(1))
         self._accepting[call.id] = begins
         try:
-            if is_tried and await self._trying.end_at_once(entry):
+            if is_tried and await self._trying.end_at_once(entry, key if call.chosen is None else None):
                 return entry
             if call.chosen is not None:
                 first, accepted_us, waiting = await accept_chosen(self._book, entry, call.chosen)

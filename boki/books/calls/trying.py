@@ -35,8 +35,12 @@ _MOST_FUNCTIONS: Final = 10_000
 class Trying:
     """The tries of one engine; none unless `is_on`."""
 
-    def __init__(self, book: CallBook, run: Run, clock: Callable[[], int], *, is_on: bool) -> None:
+    def __init__(
+        self, book: CallBook, run: Run, clock: Callable[[], int], replays: Callable[[str], bool], *, is_on: bool
+    ) -> None:
+        """`replays`: whether the bodies of a function are replayed, so that they give way before an effect."""
         self._is_on = is_on
+        self._replays = replays
         self._book = book
         self._run = run
         self._clock = clock
@@ -44,16 +48,25 @@ class Trying:
         """By function: how many tries in a row had no result, and when the last one was."""
 
     def may(self, call: Call) -> bool:
-        """Whether the call is worth a try: a new one, of a body that is replayed, which asks for a version to run."""
+        """Whether the call is worth a try: a new one, of a body that is replayed. A start asks for a version to run; of
+        a call under a key it is told by the function.
+        """
         chosen = call.chosen
-        if not self._is_on or chosen is None or PINNED not in chosen.attributes or chosen.attends or chosen.copies:
+        if not self._is_on:
+            return False
+        if chosen is None:
+            if not self._replays(call.function):
+                return False
+        elif PINNED not in chosen.attributes or chosen.attends or chosen.copies:
             return False
         misses, last_us = self._misses.get(call.function, (0, 0))
         is_resting = misses >= _MISSES and self._clock() < last_us + _REST_US
         return not is_resting and call.id not in self._book.ledger.waiting
 
-    async def end_at_once(self, entry: Accepted) -> bool:
-        """Run the body, and log the acceptance of the call with its end; False: nothing has happened."""
+    async def end_at_once(self, entry: Accepted, key: str | None) -> bool:
+        """Run the body, and log the acceptance of the call with its end; False: nothing has happened, or the key was
+        used before.
+        """
         function, began_us = entry.call.function, self._clock()
         outcome = await self._computed(msgspec.structs.replace(entry.call, run=1, attempt=1, is_tried=True))
         if outcome is None:
@@ -63,7 +76,7 @@ class Trying:
         appends, outcome = outcome.appends, msgspec.structs.replace(outcome, appends=())
         runs = Runs().begun(began_us)
         end = ended(entry.call, outcome, began_us, began_us, runs, JUST_BEFORE)
-        return await self._book.accept_ended(msgspec.structs.replace(entry, accepted_us=began_us), end, appends)
+        return await self._book.accept_ended(msgspec.structs.replace(entry, accepted_us=began_us), end, appends, key)
 
     def _miss(self, function: str) -> None:
         misses, _ = self._misses.pop(function, (0, 0))

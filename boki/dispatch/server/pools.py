@@ -139,6 +139,11 @@ class FunctionHost:
         """What can be called, by name."""
         return self._functions
 
+    def replays(self, function: str) -> bool:
+        """Whether its body is replayed from a journal; False also for functions that do not run here."""
+        info = self._functions.get(function)
+        return info is not None and info.is_replayed
+
     @property
     def modules(self) -> list[ModuleInfo]:
         """The modules of the folder as they are called now, with what is wrong with their latest version."""

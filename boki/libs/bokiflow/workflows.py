@@ -69,6 +69,8 @@ class Settings(msgspec.Struct, frozen=True):
     """What exists to know of a workflow outside of its process."""
 
     limit: Limit | None = None
+    replays: bool = True
+    """What `FunctionInfo.is_replayed` looks for."""
 
 
 class Workflow(Generic[Pay, R]):

@@ -40,7 +40,15 @@ class Engine:
         self.me = Owner(name, incarnation)
         self.port = FaultyPort(cluster.log, faults)
         self.ran: list[Call] = []
-        self.calls = LoggedCalls(self.port, self._run, me=self.me, fence=self._fence, clock=now_us, grace_s=3.0)
+        self.calls = LoggedCalls(
+            self.port,
+            self._run,
+            me=self.me,
+            fence=self._fence,
+            clock=now_us,
+            grace_s=3.0,
+            replays=cluster.replayed.__contains__,
+        )
 
     async def _run(self, call: Call) -> Outcome:
         self.ran.append(call)
@@ -72,6 +80,8 @@ class Cluster:
         self.log = WatchedLog(Limits())
         self.engines: dict[str, Engine] = {}
         self.bodies: dict[str, Callable[[Call], Awaitable[Outcome]]] = {}
+        self.replayed: set[str] = set()
+        """Functions whose bodies are replayed."""
         self.runs: Counter[str] = Counter()
         self.fenced: list[int] = []
         self.fence_failures: list[Unavailable] = []

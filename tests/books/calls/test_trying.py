@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import msgspec
+import pytest
 
 from boki.books.calls.ledger import JUST_BEFORE, Accepted, Finished, Started
+from boki.errors import KeyReused
 from boki.log.operations import Append
 from boki.protocol.calls import PINNED, Call, ChosenId, Outcome, Payload, Suspension
 from tests.books.calls.call_world import CallWorld, a_call, run, time_passes
@@ -101,6 +103,49 @@ def test_an_acceptance_does_not_wait_for_a_long_body() -> None:
     run(scenario())
 
 
+def is_a_flow(function: str) -> bool:
+    """What the functions that run say of their bodies."""
+    return function == "flow"
+
+
+def test_a_call_under_a_key_is_tried_if_its_function_is_replayed() -> None:
+    """Both records are under the key: the same request finds them, another one is refused, and none runs again."""
+
+    async def scenario() -> None:
+        world = CallWorld()
+        world.bodies["flow"] = computes
+        calls = await world.start(replays=is_a_flow)
+        call = a_call(1, "flow")
+        assert await calls.call_once(call, "k") == (call.id, Outcome(call.payload, None))
+        assert [type(entry) for entry in world.entries()] == [Accepted, Finished]
+        assert len([1 for operation in world.port.operations if isinstance(operation, Append)]) == 1
+        assert await calls.call_once(a_call(2, "flow"), "k") == (call.id, Outcome(call.payload, None))
+        with pytest.raises(KeyReused):
+            await calls.call_once(a_call(3, "flow", data=b'"other"'), "k")
+        await calls.call_once(a_call(4), "plain")
+        assert await calls.accept(a_call(5, "flow")) == a_call(5).id
+        assert (await calls.state(a_call(5).id, wait_s=5)).state == "done"
+        assert [call.id for call in world.ran if not call.is_tried] == [a_call(4).id]
+        await world.kill()
+
+    run(scenario())
+
+
+def test_a_call_under_a_key_that_needs_more_is_accepted() -> None:
+    """Nothing is under the key until then."""
+
+    async def scenario() -> None:
+        world = CallWorld()
+        world.bodies["flow"] = has_an_effect
+        calls = await world.start(replays=is_a_flow)
+        call = a_call(1, "flow")
+        assert await calls.call_once(call, "k") == (call.id, Outcome(call.payload, None))
+        assert [ran.is_tried for ran in world.ran] == [True, False]
+        await world.kill()
+
+    run(scenario())
+
+
 def test_only_calls_that_ask_for_a_version_are_tried() -> None:
     """A plain function may have an effect in its first line."""
 
@@ -133,6 +178,20 @@ def test_of_two_starts_at_two_engines_one_counts() -> None:
         assert [state.state for state in states] == ["done", "done"]
 
 
+def test_of_two_calls_under_a_key_at_two_engines_one_counts() -> None:
+    """Both have tried the body under ids of their own; both callers get the first one."""
+
+    @with_engines("a", "b")
+    async def scenario(cluster: Cluster) -> None:
+        cluster.replayed.add("flow")
+        first, second = (cluster.engines[name].calls for name in "ab")
+        cluster.bodies["flow"] = computes
+        calls = first.call_once(a_call(1, "flow"), "k"), second.call_once(a_call(2, "flow"), "k")
+        ids = {found[0] for found in await asyncio.gather(*calls)}
+        assert len(ids) == 1
+        assert [len(cluster.entries(kind)) for kind in (Accepted, Finished)] == [1, 1]
+
+
 def test_a_lost_answer_is_found_in_the_log() -> None:
     """The append is repeated, refused because it was carried out, and the start finds its own call."""
 
@@ -146,6 +205,25 @@ def test_a_lost_answer_is_found_in_the_log() -> None:
         assert await calls.accept(a_flow()) == a_flow().id
         assert [type(entry) for entry in world.entries()] == [Accepted, Finished]
         assert (await calls.state(a_flow().id)).state == "done"
+        await world.kill()
+
+    run(scenario())
+
+
+def test_a_lost_answer_of_a_call_under_a_key_is_found_in_the_log() -> None:
+    """The key has the call's own records, and the body does not run again."""
+
+    async def scenario() -> None:
+        world = CallWorld()
+        world.bodies["flow"] = computes
+        calls = await world.start()
+        at = len(world.port.operations)
+        await world.kill()
+        calls = await world.start({at: "lose_answer"}, replays=is_a_flow)
+        call = a_call(1, "flow")
+        assert await calls.call_once(call, "k") == (call.id, Outcome(call.payload, None))
+        assert [type(entry) for entry in world.entries()] == [Accepted, Finished]
+        assert [ran.is_tried for ran in world.ran] == [True]
         await world.kill()
 
     run(scenario())
