@@ -30,6 +30,8 @@ from boki.protocol.messages import IndexBatch, ShardProgress, StoreBatch
 
 _RESEND_US: Final = 300_000
 _FULL_US: Final = 1_000_000
+_SMALL_BYTES: Final = 64 << 10
+"""A batch of at most this size is no more work in one message with its cut than in one of its own."""
 _MOVE_US: Final = 500_000
 """How long a shard that was moved away from may take to be ordered, before what is left goes to the new one."""
 _BATCHES_IN_FLIGHT: Final = 16
@@ -128,6 +130,8 @@ class Appends:
         self._is_closing = False
         self.peers: Peers = {}
         self.live: Collection[NodeId] = ()
+        self.near: Collection[NodeId] = ()
+        """The other names of this process."""
         self.pending_bytes = 0
         self.record_count = 0
         self.batch_count = 0
@@ -299,10 +303,16 @@ class Appends:
         shard.sent.append(_Sent(Batch(data, is_checked=True), chunks, now_us))
         self.batch_count += 1
         store, index = StoreBatch(data), IndexBatch(data)
+        can_wait = len(data) <= _SMALL_BYTES and self._cut_follows(writer.log, shard)
         return [
-            *(Send(replica, store) for replica in shard.replicas),
+            *(Send(replica, store, can_wait) for replica in shard.replicas),
             *(Send(peer, index) for peer, near in self.peers.items() if near.isdisjoint(shard.replicas)),
         ]
+
+    def _cut_follows(self, log: LogId, shard: OwnShard) -> bool:
+        """Whether the primary is in this process, and sends the cut of a batch at once to all that store the batch."""
+        view = self._view
+        return view is not None and view.primaries[log] in self.near and view.runs_ahead(shard.replicas)
 
     def tick(self, now_us: int) -> Iterable[Unstamped]:
         """Send again what should long have been ordered, and answer those whose deadline has passed."""

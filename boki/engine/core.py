@@ -293,6 +293,7 @@ class EngineCore:
                 if self.replicas.install_membership(membership):
                     self.appends.peers = self.replicas.indexes_beside(self.node)
                     self.appends.live = self.replicas.live
+                    self.appends.near = frozenset(member.node for member in membership.beside(self.node))
                     return self._open_shards()
             case InstallPlacement(placement):
                 self.replicas.install_placement(placement)

@@ -120,7 +120,7 @@ class Host:
     def _perform(self, effect: Effect) -> None:
         match effect:
             case Send(to, message):
-                self._links.send(self.node, to, message)
+                self._links.send(self.node, to, message, can_wait=effect.can_wait)
             case Store():
                 assert self.disk is not None, f"{self.node} has no disk to store on"
                 early: Sequence[Send] = ()

@@ -22,8 +22,11 @@ class NodeLinks(Protocol):
     def detach(self, node: NodeId) -> None:
         """Messages to `node` are lost from now on."""
 
-    def send(self, sender: NodeId, to: NodeId, message: Any) -> None:
-        """Send a message. It may be lost, repeated or late; between two nodes it mostly keeps its order."""
+    def send(self, sender: NodeId, to: NodeId, message: Any, *, can_wait: bool = False) -> None:
+        """Send a message. It may be lost, repeated or late; between two nodes it mostly keeps its order.
+
+        `can_wait`: see `boki.protocol.effects.Send`.
+        """
 
 
 class Links:
@@ -41,7 +44,7 @@ class Links:
         """Messages to `node` are lost from now on."""
         self._nodes.pop(node, None)
 
-    def send(self, sender: NodeId, to: NodeId, message: Any) -> None:
+    def send(self, sender: NodeId, to: NodeId, message: Any, *, can_wait: bool = False) -> None:  # noqa: ARG002
         """Hand over a message, or lose it if nobody is there."""
         deliver = self._nodes.get(to)
         if deliver is not None:
@@ -80,10 +83,10 @@ class Diversion:
         """See `NodeLinks.detach`."""
         self._links.detach(node)
 
-    def send(self, sender: NodeId, to: NodeId, message: Any) -> None:
+    def send(self, sender: NodeId, to: NodeId, message: Any, *, can_wait: bool = False) -> None:
         """See `NodeLinks.send`."""
         deliver = self._own.get(to)
         if deliver is not None:
             deliver(sender, message)
         else:
-            self._links.send(sender, to, message)
+            self._links.send(sender, to, message, can_wait=can_wait)

@@ -255,9 +255,14 @@ class Shortcut:
         if was_open:
             self._on_change()
 
-    def send(self, frames: Sequence[bytes | memoryview]) -> bool:
-        """Send a pack; False if it takes none now."""
-        return self._stream is not None and self._stream.send(frames)
+    @property
+    def has_room(self) -> bool:
+        """Whether `send` takes something now."""
+        return self._stream is not None and self._stream.has_room
+
+    def send(self, *packs: Sequence[bytes | memoryview]) -> bool:
+        """Send packs, each as its frames; False if it takes none now."""
+        return self._stream is not None and self._stream.send(*packs)
 
     def close(self) -> None:
         """Close it; a pack that waits is lost."""

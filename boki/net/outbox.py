@@ -28,6 +28,8 @@ from boki.net.sockets import NOBLOCK, POLLIN, POLLOUT
 PACK_BYTES: Final = 256 << 10
 """A pack ends with the message that crosses this."""
 _PACK_MESSAGES: Final = 512
+_PACKS: Final = 16
+"""At most so many packs go to the kernel in one call."""
 _MAX_ANSWER_BYTES: Final = 4096
 _MAX_ASK_S: Final = 64.0
 
@@ -68,6 +70,8 @@ class Outbox:
         self._counts = counts
         self._notices = notices
         self._queue: deque[tuple[bytes, Parcel]] = deque()
+        self._later: list[tuple[bytes, Parcel]] = []
+        """What the next flush sends behind all else."""
         self._prefix = b""
         """The envelope of `_pack`."""
         self._pack: list[Parcel] = []
@@ -79,10 +83,18 @@ class Outbox:
         self._ask_again_s = RENEW_S
         self._connection = Connection(make, address, loop, self._ready, what, notices, self._on_open)
 
-    def put(self, prefix: bytes, parcel: Parcel) -> None:
-        """Let the parcel be sent under that envelope by the next `flush`, or as soon as the connection takes it."""
-        self._queue.append((prefix, parcel))
+    def put(self, prefix: bytes, parcel: Parcel, *, is_last: bool = False) -> None:
+        """Let the parcel be sent under that envelope by the next `flush`, or as soon as the connection takes it.
+
+        `is_last`: behind what else that flush sends, but for what comes under the same envelope.
+        """
         self.queued_bytes += parcel.size_bytes
+        if is_last:
+            self._later.append((prefix, parcel))
+        else:
+            if self._later and any(envelope == prefix for envelope, _ in self._later):
+                self._take_later()
+            self._queue.append((prefix, parcel))
         while self.queued_bytes > self._budget_bytes and len(self._queue) + len(self._pack) > 1 and self._queue:
             self.queued_bytes -= self._queue.popleft()[1].size_bytes
             self._counts.dropped_count += 1
@@ -93,11 +105,12 @@ class Outbox:
 
     def flush(self) -> None:
         """Give what is queued to the connection, as far as it takes it."""
+        self._take_later()
         if self._is_blocked or self._is_closed:
             return
         while True:
             while self._pack or self._queue:
-                if not self._send():
+                if not (self._send_near() if self.has_shortcut else self._send()):
                     self._is_blocked = True
                     break
             if self.has_shortcut:
@@ -149,24 +162,43 @@ class Outbox:
         self._is_blocked = False
         self.flush()
 
+    def _take_later(self) -> None:
+        if self._later:
+            self._queue += self._later
+            self._later = []
+
     def _send(self) -> bool:
         """Send one pack. False if the connection takes none now, or there is none."""
         pack = self._pack or self._next_pack()
         frames = [frame for parcel in pack for frame in parcel.frames]
-        first = join_pack(self._prefix, [parcel.place for parcel in pack])
-        if not (self._send_near(first, frames) if self.has_shortcut else self._send_zmq(first, frames)):
+        if not self._send_zmq(join_pack(self._prefix, [parcel.place for parcel in pack]), frames):
             self._pack = pack
             return False
+        self._note_sent(pack)
+        return True
+
+    def _send_near(self) -> bool:
+        """Send some packs in one call, which wakes the peer once. False if the stream takes none now."""
+        assert self._shortcut is not None
+        if not self._shortcut.has_room:
+            return False
+        packs: list[list[bytes | memoryview]] = []
+        size_bytes = 0
+        while (self._pack or self._queue) and size_bytes < PACK_BYTES and len(packs) < _PACKS:
+            pack = self._pack or self._next_pack()
+            first = join_pack(self._prefix, [parcel.place for parcel in pack])
+            packs.append([first, *[frame.buffer for parcel in pack for frame in parcel.frames]])
+            size_bytes += self._note_sent(pack)
+        return self._shortcut.send(*packs)
+
+    def _note_sent(self, pack: list[Parcel]) -> int:
+        """The pack has gone: its size."""
         size_bytes = sum([parcel.size_bytes for parcel in pack])
         self._pack = []
         self.queued_bytes -= size_bytes
         self._counts.sent_count += len(pack)
         self._counts.sent_bytes += size_bytes + len(self._prefix)
-        return True
-
-    def _send_near(self, first: bytes, frames: list[zmq.Frame]) -> bool:
-        assert self._shortcut is not None
-        return self._shortcut.send([first, *[frame.buffer for frame in frames]])
+        return size_bytes
 
     def _send_zmq(self, first: bytes, frames: list[zmq.Frame]) -> bool:
         send = self._connection.watched.socket.send
@@ -213,6 +245,7 @@ class Outbox:
 
     def forget(self, prefixes: Collection[bytes]) -> None:
         """Give up what waits under these envelopes: who it was for has ended."""
+        self._take_later()
         kept = [item for item in self._queue if item[0] not in prefixes]
         self.queued_bytes -= sum(parcel.size_bytes for prefix, parcel in self._queue if prefix in prefixes)
         self._queue = deque(kept)
@@ -229,5 +262,6 @@ class Outbox:
             self._shortcut.close()
         self._connection.close()
         self._queue.clear()
+        self._later = []
         self._pack = []
         self.queued_bytes = 0

@@ -57,7 +57,7 @@ class Stream:
         self._on_room = on_room
         self._on_end = on_end
         self._reader = PackReader(max_pack_bytes)
-        self._unsent: list[memoryview] = []
+        self._unsent: list[bytes | memoryview] = []
         self._is_closed = False
         loop.add_reader(self._descriptor, self._readable)
 
@@ -65,12 +65,20 @@ class Stream:
         """Let packs be as large as this from now on."""
         self._reader.max_pack_bytes = max_pack_bytes
 
-    def send(self, frames: Sequence[bytes | memoryview]) -> bool:
-        """Send a pack. False: none is taken now, and `on_room` says when. Of a broken stream `on_end` tells."""
-        if self._unsent or self._is_closed:
+    @property
+    def has_room(self) -> bool:
+        """Whether `send` takes something now."""
+        return not (self._unsent or self._is_closed)
+
+    def send(self, *packs: Sequence[bytes | memoryview]) -> bool:
+        """Send packs, each as its frames. False: none is taken now, and `on_room` says when. Of a broken stream
+        `on_end` tells.
+        """
+        if not self.has_room:
             return False
-        head = frame_head([len(frame) for frame in frames])
-        self._unsent = [memoryview(head), *[memoryview(frame) for frame in frames]]
+        for frames in packs:
+            self._unsent.append(frame_head([len(frame) for frame in frames]))
+            self._unsent += frames
         self._push()
         if self._unsent and not self._is_closed:
             self._loop.add_writer(self._descriptor, self._writable)
@@ -88,7 +96,7 @@ class Stream:
                 return
             for index, part in enumerate(self._unsent[:_MAX_BUFFERS]):
                 if sent_bytes < len(part):
-                    self._unsent[index] = part[sent_bytes:]
+                    self._unsent[index] = memoryview(part)[sent_bytes:]
                     del self._unsent[:index]
                     break
                 sent_bytes -= len(part)

@@ -9,7 +9,7 @@ incarnation that it is for. What one role of a process says to another is handed
 from __future__ import annotations
 
 import logging
-from asyncio import AbstractEventLoop
+from asyncio import AbstractEventLoop, TimerHandle
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, Final
@@ -42,6 +42,10 @@ _REFUSED_HERE: Final = sum(FAILURES) - zmq.EVENT_HANDSHAKE_FAILED_AUTH
 """Of refused keys the doorkeeper tells."""
 _ANY_HOST: Final = frozenset({"", "*", "0.0.0.0", "::"})  # noqa: S104 - compared with, not bound to
 _LANES: Final = tuple(Lane)
+_PATIENCE_S: Final = 0.001
+"""So long what can wait is kept back for a message that it can travel with."""
+_MOST_AHEAD_BYTES: Final = 256 << 10
+"""Batches that can wait go with what is small and urgent while no more than this is queued there."""
 
 
 class _Peer:
@@ -109,6 +113,8 @@ class ZmqLinks:
         """By lane, address and the key that is expected there: roles of one process share them."""
         self._dirty: dict[Lane, list[Outbox]] = {lane: [] for lane in Lane}
         self._is_flushing = False
+        self._patience: TimerHandle | None = None
+        """Until when what can wait does."""
         self._is_closed = False
         self._last: tuple[Any, Parcel] | None = None
         self._admission = Admission(cluster_id, process, self._joined, keys.ring if keys else None)
@@ -225,10 +231,11 @@ class ZmqLinks:
                 del self._outboxes[way]
                 outbox.close()
 
-    def send(self, sender: NodeId, to: NodeId, message: Any) -> None:
+    def send(self, sender: NodeId, to: NodeId, message: Any, *, can_wait: bool = False) -> None:
         """Hand over to a node of this process at once; to others with all that is sent in this turn of the loop.
 
-        What cannot be sent is lost, and counted. The message must not change any more.
+        What can wait goes with the next message to the same process, or after a millisecond. What cannot be sent is
+        lost, and counted. The message must not change any more.
         """
         deliver = self._nodes.get(to)
         if deliver is not None:
@@ -240,6 +247,8 @@ class ZmqLinks:
             return
         lane = rule.lane
         peer = self._peers.get(to)
+        if can_wait and lane is Lane.APPENDS and peer is not None:
+            lane = self._lane_beside(peer)
         outbox = (peer.outboxes.get(lane) or self._open(peer, lane)) if peer is not None else None
         if peer is None or outbox is None:
             self.counts[lane].dropped_count += 1
@@ -254,13 +263,24 @@ class ZmqLinks:
                 f"a {type(message).__name__} to {to} is larger than {self._max_message_bytes} bytes, and was dropped",
             )
             return
-        outbox.put(prefix, parcel)
+        outbox.put(prefix, parcel, is_last=can_wait and rule.lane is Lane.CONTROL)
         if not outbox.is_dirty:
             outbox.is_dirty = True
             self._dirty[lane].append(outbox)
-            if not self._is_flushing:
-                self._is_flushing = True
-                self._loop.call_soon(self._flush)
+        if can_wait and not self._is_flushing:
+            if self._patience is None:
+                self._patience = self._loop.call_later(_PATIENCE_S, self._end_patience)
+        elif not self._is_flushing:
+            self._is_flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _lane_beside(self, peer: _Peer) -> Lane:
+        """The lane of a batch that can wait: with what is small and urgent, if that goes to this machine and is so
+        little that the batch delays nothing.
+        """
+        urgent = peer.outboxes.get(Lane.CONTROL) or self._open(peer, Lane.CONTROL)
+        is_idle = urgent is not None and urgent.has_shortcut and urgent.queued_bytes < _MOST_AHEAD_BYTES
+        return Lane.CONTROL if is_idle else Lane.APPENDS
 
     def _address(self, sender: NodeId, peer: _Peer) -> bytes:
         """The envelope of what one of our names says to that peer."""
@@ -280,6 +300,11 @@ class ZmqLinks:
         parcel = Parcel(place, frames, len(place) + sum(map(len, attached)))
         self._last = (message, parcel)
         return parcel
+
+    def _end_patience(self) -> None:
+        self._patience = None
+        if not self._is_closed:
+            self._flush()
 
     def _flush(self) -> None:
         self._is_flushing = False

@@ -43,10 +43,15 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Give `message` to a node. It may be lost, repeated or late; between two nodes it keeps its order."""
+    """Give `message` to a node. It may be lost, repeated or late; between two nodes it keeps its order.
+
+    `can_wait`: nobody waits for it, so it may travel with the next message to the same process, about a millisecond
+    later at most.
+    """
 
     to: NodeId
     message: Message | Note
+    can_wait: bool = False
 
 
 @dataclass(frozen=True, slots=True)

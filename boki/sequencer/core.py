@@ -315,8 +315,11 @@ class SequencerCore:
         storage = self.chain.current.storage
         waiting = primary.waiting_for(news.entries)
         others = [reader for reader in readers if reader not in storage and reader not in waiting]
-        for reader in (*(reader for reader in waiting if reader in readers), *others):
-            yield Send(reader, news)
+        for reader in waiting:
+            if reader in readers:
+                yield Send(reader, news)
+        for reader in others:
+            yield Send(reader, news, can_wait=True)
         if not all(isinstance(entry, Cut) for entry in news.entries):
             yield from self._tell_storage(store, primary, primary.proposed_at)
 
@@ -327,7 +330,8 @@ class SequencerCore:
         entries = store.recent(first, until)
         news = Metalog(store.term, store.log, until if entries is None else first, tuple(entries or ()), until)
         storage = self.chain.current.storage
-        return [Send(reader, news) for reader in self._subscribers.get(store.log, ()) if reader in storage]
+        readers = self._subscribers.get(store.log, ())
+        return [Send(reader, news, can_wait=True) for reader in readers if reader in storage]
 
     def _send_entries(self, store: MetalogStore, backup: NodeId, first: int) -> Iterable[Effect]:
         """Entries that a backup lacks, from memory or, if it was away for long, from the disk."""

@@ -101,7 +101,8 @@ def test_a_message_that_the_role_may_not_send_is_refused_on_a_stream() -> None:
         with closing(engine, storage), Log() as log:
             outbox = await take_shortcut(engine, storage, StoreBatch(b"first"), Lane.APPENDS)
             prefix = engine.links._peers[storage.name].prefixes[engine.name]
-            assert outbox._send_near(join_pack(prefix, [encode_message(Ping(1))[0]]), [])
+            assert outbox._shortcut is not None
+            assert outbox._shortcut.send([join_pack(prefix, [encode_message(Ping(1))[0]])])
             await log.says("storage-1: refused", "engine engine-1 may not send Ping")
             assert storage.inbox == []
 

@@ -24,7 +24,7 @@ class LifeLinks:
         """See `NodeLinks`."""
         self._deliver = None
 
-    def send(self, sender: NodeId, to: NodeId, message: Any) -> None:  # noqa: ARG002
+    def send(self, sender: NodeId, to: NodeId, message: Any, *, can_wait: bool = False) -> None:  # noqa: ARG002
         """See `NodeLinks`."""
         if self._send is not None:
             self._send(to, message)

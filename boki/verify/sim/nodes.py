@@ -385,7 +385,7 @@ class Node:
 
     def _perform(self, effect: Effect) -> None:
         if isinstance(effect, Send):
-            self.send(effect.to, effect.message)
+            self.send(effect.to, effect.message)  # what can wait is late now and then, as all messages are
         elif isinstance(effect, Store):
             early: Sequence[Send] = ()
             if self.mates:
