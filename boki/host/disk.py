@@ -370,6 +370,7 @@ class Disk:
             self.log.store_now(writes)
             return
         try:
+            self._redo.catch_up()
             self._db.write(writes)
             self._db.sync()
         except Exception as error:  # rocksdict raises plain Exception for every failure
@@ -379,6 +380,7 @@ class Disk:
 
     def get(self, key: bytes) -> bytes | None:
         """The value under `key`, synced or not."""
+        self._catch_up()
         try:
             return self._db.get(key)
         except Exception as failure:  # rocksdict raises plain Exception for every failure
@@ -386,9 +388,20 @@ class Disk:
 
     def scan(self, start: bytes, stop: bytes, *, backward: bool = False) -> Iterator[tuple[bytes, bytes]]:
         """All (key, value) with `start <= key < stop`, ascending or descending, read as they are asked for."""
+        self._catch_up()
         try:
             yield from self._db.scan(start, stop, backward=backward)
         except Exception as failure:
+            raise self._unreadable(failure) from failure
+
+    def _catch_up(self) -> None:
+        """What is durable in the log of another disk is to be found here."""
+        if self._redo is None:
+            return
+        try:
+            self._redo.catch_up()
+        except Exception as failure:  # rocksdict raises plain Exception for every failure
+            self.log.fail(failure)
             raise self._unreadable(failure) from failure
 
     def restore(self, make: Callable[[], _Core]) -> _Core:

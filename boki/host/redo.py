@@ -2,7 +2,8 @@
 
 Storage node and sequencer of one process have a directory and a RocksDB each. To make the writes of both durable with
 one sync, and in one order, the *guest* (the sequencer, whose writes are small) puts each write as a row into the
-database of the *host* (the storage node). After the sync it carries the write out in its own database, unsynced.
+database of the *host* (the storage node). After the sync it carries the write out in its own database, unsynced: some
+writes together, and in any case before that database is read.
 
 - A start carries out all rows again, in order. Puts and deletes that are repeated in order end in the same state.
 - Once in `ROWS` writes the guest syncs its own database; only then the rows are deleted.
@@ -27,6 +28,8 @@ from boki.protocol.effects import Delete, Put
 
 ROWS: Final = 512
 """This many writes of the guest are kept at most, about."""
+_TOGETHER: Final = 64
+"""So many durable rows are carried out in one write."""
 _ID_BYTES: Final = 16
 REDO_PREFIX: Final = b"\xfe"
 """Keys of this file, behind all of a node's own."""
@@ -73,6 +76,10 @@ class RedoLog:
         self._id = os.urandom(_ID_BYTES)
         self._host_id = host.get(_HOST_ID)
         self._written = 0
+        self._durable = 0
+        """So many rows are durable,"""
+        self._due: list[Put | Delete] = []
+        """of which these writes are not carried out yet."""
         self._applied = 0
         self._forgotten = 0
         self.is_syncing = False
@@ -93,9 +100,18 @@ class RedoLog:
         return Put(self._key(self._written), _encode(writes))
 
     def apply(self, writes: Sequence[Put | Delete]) -> None:
-        """Carry out writes whose row is durable."""
-        self._own.write(writes)
-        self._applied += 1
+        """Carry out writes whose row is durable, sooner or later."""
+        self._due += writes
+        self._durable += 1
+        if self._durable - self._applied >= _TOGETHER:
+            self.catch_up()
+
+    def catch_up(self) -> None:
+        """Carry out what is due: the guest's own database can be read then."""
+        if self._due:
+            self._own.write(self._due)
+            self._due = []
+        self._applied = self._durable
 
     @property
     def is_long(self) -> bool:
@@ -119,6 +135,7 @@ class RedoLog:
 
     def end(self) -> None:
         """A clean stop: the guest's own database is complete, and says so."""
+        self.catch_up()
         self._own.sync()
         self._own.write([Put(_RIDES, b"")])
         self._own.sync()
