@@ -10,7 +10,7 @@ import logging
 from asyncio import AbstractEventLoop, TimerHandle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, assert_never
+from typing import Any, Final, assert_never
 
 from boki.errors import StoreFailed
 from boki.host.clock import beat_delay_s, now_us
@@ -34,11 +34,14 @@ from boki.protocol.effects import (
     Store,
     Trace,
 )
+from boki.protocol.messages import IndexBatch
 from boki.protocol.output_commit import IN_LOG, holds, split_early
 
 _log = logging.getLogger("boki.host")
 
 TICK_S = 0.05
+_PATIENT: Final = (Note, IndexBatch)
+"""Classes of what may wait for the next message or tick."""
 
 
 class Host:
@@ -84,7 +87,7 @@ class Host:
         if self.stopped or type(message) not in self.core.HEARS:
             return
         self._inbox.append((sender, message))
-        if not self._scheduled and not (isinstance(message, Note) and message.may_wait):
+        if not self._scheduled and not (isinstance(message, _PATIENT) and message.may_wait):
             self._scheduled = True
             self._loop.call_soon(self._drain)
 

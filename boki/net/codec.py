@@ -94,16 +94,16 @@ def encode_envelope(envelope: Envelope) -> bytes:
     return MAGIC + bytes((VERSION,)) + len(data).to_bytes(2, "big") + data
 
 
-def split_envelope(frame: memoryview) -> tuple[bytes, memoryview]:
+def split_envelope(frame: bytes | memoryview) -> tuple[bytes, memoryview]:
     """What `decode_envelope` reads, and the body. `Refusal` if the frame is not of this version's form."""
-    if len(frame) < _ENVELOPE_AT or bytes(frame[: len(MAGIC)]) != MAGIC:
+    if len(frame) < _ENVELOPE_AT or frame[: len(MAGIC)] != MAGIC:
         raise Refusal("this is not Boki's protocol between nodes")
     if frame[4] != VERSION:
         raise Refusal(f"protocol version {frame[4]}, and here it is {VERSION}: run the same Boki on all nodes")
     end = _ENVELOPE_AT + (frame[5] << 8 | frame[6])
     if not _ENVELOPE_AT < end <= min(len(frame), _ENVELOPE_AT + _MAX_ENVELOPE_BYTES):
         raise Refusal(f"an envelope of {end - _ENVELOPE_AT} bytes in a frame of {len(frame)}")
-    return bytes(frame[:end]), frame[end:]
+    return bytes(frame[:end]), memoryview(frame)[end:]
 
 
 def decode_envelope(prefix: bytes) -> Envelope:

@@ -118,13 +118,13 @@ class Inlet:
         """Take a pack of a process of this machine, which came with a ticket of `user`."""
         self._counts.received_bytes += sum(map(len, frames))
         try:
-            sender, messages = self._judge(memoryview(frames[0]), frames[1:], user)
+            sender, messages = self._judge(frames[0], frames[1:], user)
         except Refusal as refusal:
             self._refuse(f"{user or 'a process'} of this machine", user.encode(), str(refusal), answer)
             return
         self._hand_over(sender, messages)
 
-    def _judge(self, first: memoryview, others: list[bytes], user: str) -> tuple[Sender, list[Message]]:
+    def _judge(self, first: bytes | memoryview, others: list[bytes], user: str) -> tuple[Sender, list[Message]]:
         """Who sends a pack, and its messages. `Refusal` says why it is not taken."""
         prefix, body = split_envelope(first)
         sender = self._admission.judge(prefix, user)

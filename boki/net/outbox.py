@@ -13,9 +13,9 @@ from __future__ import annotations
 import logging
 from asyncio import AbstractEventLoop, TimerHandle
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Final
 
 import zmq
 
@@ -34,12 +34,25 @@ _MAX_ANSWER_BYTES: Final = 4096
 _MAX_ASK_S: Final = 64.0
 
 
-class Parcel(NamedTuple):
+class Parcel:
     """An encoded message: its place in a pack's body, and its frames, which all peers that it goes to share."""
 
-    place: bytes
-    frames: tuple[zmq.Frame, ...]
-    size_bytes: int
+    __slots__ = ("_frames", "attached", "place", "size_bytes")
+
+    def __init__(self, place: bytes, attached: Sequence[bytes]) -> None:
+        self.place = place
+        self.attached = attached
+        self.size_bytes = len(place) + sum(map(len, attached))
+        self._frames: list[zmq.Frame] | None = None
+
+    @property
+    def frames(self) -> list[zmq.Frame]:
+        """What is attached, for ZeroMQ. It is copied once, here, and then shared by all sockets: measured to be cheaper
+        than ZeroMQ's own sending without copies, which hands each buffer back through another thread.
+        """
+        if self._frames is None:
+            self._frames = [zmq.Frame(data, copy=True) for data in self.attached]
+        return self._frames
 
 
 class Outbox:
@@ -182,12 +195,12 @@ class Outbox:
         assert self._shortcut is not None
         if not self._shortcut.has_room:
             return False
-        packs: list[list[bytes | memoryview]] = []
+        packs: list[list[bytes]] = []
         size_bytes = 0
         while (self._pack or self._queue) and size_bytes < PACK_BYTES and len(packs) < _PACKS:
             pack = self._pack or self._next_pack()
             first = join_pack(self._prefix, [parcel.place for parcel in pack])
-            packs.append([first, *[frame.buffer for parcel in pack for frame in parcel.frames]])
+            packs.append([first, *[data for parcel in pack for data in parcel.attached]])
             size_bytes += self._note_sent(pack)
         return self._shortcut.send(*packs)
 

@@ -8,7 +8,7 @@ a newer term than its own fetches the view.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 
@@ -36,6 +36,8 @@ class IndexBatch(Message, frozen=True):
     has to fetch it when the cut comes. Best effort: an engine that lacks it asks the storage nodes.
     """
 
+    may_wait: ClassVar[bool] = True
+    """Nothing is decided by it alone: a shell may leave it for the next message or tick, which the cut mostly is."""
     batch: bytes
 
 

@@ -57,7 +57,7 @@ from boki.protocol.messages import (
 )
 from boki.sequencer.behind import Behind
 from boki.sequencer.history import History
-from boki.sequencer.inputs import For, Lead, Question, SeldomInput, SequencerInput
+from boki.sequencer.inputs import For, Kept, Lead, Question, SeldomInput, SequencerInput
 from boki.sequencer.metalog_store import (
     MetalogStore,
     Phase,
@@ -113,6 +113,8 @@ class SequencerCore:
                 return self._hear_of_records(sender, message)
             case EntriesStored():
                 return self._acknowledge(sender, message)
+            case Kept(store, until):
+                store.durable_until = max(store.durable_until, until)
             case RequestEntry(term, log, entry):
                 primary = self._primary(term, log)
                 if primary is not None:
@@ -315,11 +317,8 @@ class SequencerCore:
         storage = self.chain.current.storage
         waiting = primary.waiting_for(news.entries)
         others = [reader for reader in readers if reader not in storage and reader not in waiting]
-        for reader in waiting:
-            if reader in readers:
-                yield Send(reader, news)
-        for reader in others:
-            yield Send(reader, news, can_wait=True)
+        for reader in (*(reader for reader in waiting if reader in readers), *others):
+            yield Send(reader, news, can_wait=reader not in waiting)
         if not all(isinstance(entry, Cut) for entry in news.entries):
             yield from self._tell_storage(store, primary, primary.proposed_at)
 
@@ -330,8 +329,8 @@ class SequencerCore:
         entries = store.recent(first, until)
         news = Metalog(store.term, store.log, until if entries is None else first, tuple(entries or ()), until)
         storage = self.chain.current.storage
-        readers = self._subscribers.get(store.log, ())
-        return [Send(reader, news, can_wait=True) for reader in readers if reader in storage]
+        readers = [reader for reader in self._subscribers.get(store.log, ()) if reader in storage]
+        return [Send(reader, news, can_wait=True) for reader in readers]
 
     def _send_entries(self, store: MetalogStore, backup: NodeId, first: int) -> Iterable[Effect]:
         """Entries that a backup lacks, from memory or, if it was away for long, from the disk."""
@@ -355,7 +354,7 @@ class SequencerCore:
         stored = self._stored(store)
         if not puts and store.durable_until == store.length:
             return (Send(sender, stored),)
-        return (Store(puts, then=(Send(self.node, stored), Send(sender, stored))),)
+        return (Store(puts, then=(Send(self.node, Kept(store, store.length)), Send(sender, stored))),)
 
     def _fetch(self, sender: NodeId, term: Term, log: LogId, first_index: int) -> Iterable[Effect]:
         if term not in self.chain:

@@ -25,6 +25,7 @@ from boki.protocol.messages import (
     Seal,
     ShardProgress,
 )
+from boki.sequencer.metalog_store import MetalogStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,19 @@ class Lead(Note):
     """To itself: the disk knows that this node leads the logs of that view, so now it may."""
 
     view: View
+
+
+@dataclass(frozen=True, slots=True)
+class Kept(Note):
+    """To itself, a backup: the disk has these entries. Its primary hears of it by a message of its own."""
+
+    store: MetalogStore
+    until: int
+
+    @property
+    def may_wait(self) -> bool:
+        """See `Note`: who asks how far it is asks by a message, and is answered after this."""
+        return True
 
 
 class For(Enum):
@@ -61,6 +75,7 @@ SequencerInput = (
     ShardProgress
     | RecordsTaken
     | EntriesStored
+    | Kept
     | RequestEntry
     | AppendEntry
     | FetchMetalog

@@ -287,7 +287,7 @@ class StorageCore:
         writes, written = flushed
         done = (*told, Send(self.node, written))
         can_wait = not also and Reports.are_near(told)
-        return [Store([*writes, self._witness.write(self.applied)], then=done, can_wait=can_wait)]
+        return [Store([*writes, *self._witness.write(self.applied)], then=done, can_wait=can_wait)]
 
     def _free(self, effects: list[Effect], has_deleted: bool, *, is_busy: bool) -> Iterable[Effect]:
         """Carry out a step of the sweep. Where it deletes, a restart must not take that for gaps: it is noted."""

@@ -24,12 +24,17 @@ class Witness:
     def __init__(self, disk: DiskReader) -> None:
         stored = disk.get(_KEY)
         self._applied = msgspec.msgpack.decode(stored, type=Positions) if stored is not None else {}
+        self._written: Positions | None = None
+        """What the last write says: it stands in front of all later ones, so it need not be repeated."""
 
     def seen(self, applied: Positions) -> Positions:
         """How far this node, or a former incarnation of it, has come; `applied` is how far it is now."""
         merge_positions(self._applied, applied)
         return dict(self._applied)
 
-    def write(self, applied: Positions) -> Put:
-        """The write that keeps it. It goes with others."""
-        return Put(_KEY, msgspec.msgpack.encode(self.seen(applied)))
+    def write(self, applied: Positions) -> tuple[Put, ...]:
+        """The write that keeps it, if it has changed. It goes with others."""
+        if applied == self._written:
+            return ()
+        self._written = applied
+        return (Put(_KEY, msgspec.msgpack.encode(self.seen(applied))),)
