@@ -300,8 +300,7 @@ class ZmqLinks:
 
     def _end_patience(self) -> None:
         self._patience = None
-        if not self._is_closed:
-            self._flush()
+        self._flush()
 
     def _flush(self) -> None:
         self._is_flushing = False
@@ -367,6 +366,8 @@ class ZmqLinks:
         if self._is_closed:
             return
         self._is_closed = True
+        if self._patience is not None:
+            self._patience.cancel()
         self._nodes.clear()
         self._dirty = {lane: [] for lane in Lane}
         for outbox in self._outboxes.values():

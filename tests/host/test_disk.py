@@ -21,6 +21,7 @@ from boki.host.links import Links
 from boki.host.rocksdb import RocksDb
 from boki.log.ids import NodeId
 from boki.protocol.effects import Delete, DiskRoom, Load, Loaded, Note, Put, Send, Store
+from boki.protocol.messages import IndexBatch
 
 THEN = (Send(NodeId("somebody"), "stored"),)
 
@@ -426,13 +427,14 @@ class Remark(Note):
     may_wait: bool
 
 
-def test_a_note_that_may_wait_wakes_nobody_and_is_taken_in_order(tmp_path: Path) -> None:
+@pytest.mark.parametrize("idle", [Remark(may_wait=True), IndexBatch(b"batch")], ids=["note", "favour"])
+def test_what_may_wait_wakes_nobody_and_is_taken_in_order(idle: Remark | IndexBatch) -> None:
     """The next message takes it along, in front of itself; without any the next tick does."""
     taken: list[object] = []
     settled: asyncio.Queue[int] = asyncio.Queue()
 
     class Hearing:
-        HEARS = frozenset({str, Remark})
+        HEARS = frozenset({str, Remark, IndexBatch})
 
         def receive(self, sender: NodeId, message: Any, now_us: int) -> Iterable[Any]:
             taken.append(message)
@@ -447,7 +449,7 @@ def test_a_note_that_may_wait_wakes_nobody_and_is_taken_in_order(tmp_path: Path)
 
     async def body() -> None:
         host = Host(me := NodeId("node"), Hearing(), Links(), asyncio.get_running_loop())
-        idle, urgent = Remark(may_wait=True), Remark(may_wait=False)
+        urgent = Remark(may_wait=False)
         host.deliver(me, idle)
         assert not host.take_in()
         host.deliver(NodeId("x"), "something")

@@ -136,7 +136,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> type[NotedDb]:
 
 
 def test_a_record_and_its_cut_are_one_write_and_one_sync(tmp_path: Path, noted: type[NotedDb]) -> None:
-    """The cut stands behind its record, the engine hears of it after the sync, and the guest's own write comes last."""
+    """The cut stands behind its record, the engine hears of it after the sync, and the guest's own write can wait."""
 
     async def body() -> None:
         pair = Pair(tmp_path)
@@ -215,6 +215,23 @@ def test_the_redo_log_stays_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             most = max(most, pair.rows())
         assert pair.sequencer.sync_count > 1
         assert most < 60
+        pair.close()
+
+    in_loop(body())
+
+
+def test_a_reader_sees_what_was_not_carried_out_yet(tmp_path: Path, noted: type[NotedDb]) -> None:
+    """The guest's durable writes are carried out together, or before its database is read."""
+
+    async def body() -> None:
+        pair = Pair(tmp_path)
+        await pair.append(3)
+        noted.notes.clear()
+        assert [key for key, _ in pair.sequencer.scan(b"e", b"f")] == [b"e0001", b"e0002", b"e0003"]
+        assert noted.notes == [(SEQUENCER, "write", 3)]
+        assert pair.sequencer.get(b"e0001") == b"cut"
+        await pair.append(redo._TOGETHER)
+        assert noted.notes.count((SEQUENCER, "write", redo._TOGETHER)) == 1
         pair.close()
 
     in_loop(body())

@@ -81,8 +81,8 @@ class Node:
     def messages(self) -> list[Any]:
         return [message for _, message in self.inbox]
 
-    def send(self, to: str, message: Any) -> None:
-        self.links.send(self.name, NodeId(to), message)
+    def send(self, to: str, message: Any, *, can_wait: bool = False) -> None:
+        self.links.send(self.name, NodeId(to), message, can_wait=can_wait)
 
     async def received(self, count: int) -> list[Any]:
         """All messages, once there are this many."""

@@ -17,7 +17,7 @@ from boki.net.notices import Notices
 from boki.net.outbox import PACK_BYTES, Outbox
 from boki.net.stream import Stream
 from boki.net.traffic import Lane
-from boki.protocol.messages import Message, Ping, ShardProgress, StoreBatch
+from boki.protocol.messages import AskTail, FetchMetalog, Message, Ping, ShardProgress, StoreBatch
 from tests.net.nodes import Log, Node, Watcher, closing, keys_for, run
 
 KIB = 1024
@@ -158,6 +158,71 @@ def test_a_peer_that_does_not_read_its_stream_costs_the_budget_and_no_more() -> 
             while not storage.messages or storage.messages[-1].batch[:4] != newest:
                 await storage.received(len(storage.inbox) + 1)
             assert engine.links.queued_bytes(Lane.APPENDS) == 0
+
+    run(test())
+
+
+def test_what_can_wait_goes_with_the_next_message_or_after_a_moment() -> None:
+    """A batch in front of what follows it, anything else behind, all on one stream and in one call; else alone."""
+
+    async def test() -> None:
+        engine, storage = Node("engine-1", has_shortcuts=True), Node("storage-1", has_shortcuts=True)
+        with closing(engine, storage):
+            outbox = await take_shortcut(engine, storage, FetchMetalog(1, 0, 0), Lane.CONTROL)
+            assert outbox._shortcut is not None
+            assert outbox._shortcut._stream is not None
+            calls: list[int] = []
+            send = outbox._shortcut._stream.send
+
+            def counted(*packs: Any) -> bool:
+                calls.append(len(packs))
+                return send(*packs)
+
+            outbox._shortcut._stream.send = counted  # type: ignore[method-assign]
+            batch, urgent, late = StoreBatch(bytes(10_000)), FetchMetalog(1, 0, 1), AskTail(1, 0)
+            engine.links._patience = asyncio.get_running_loop().call_later(60, lambda: None)  # it never comes
+            engine.send("storage-1", batch, can_wait=True)
+            await asyncio.sleep(0)
+            assert calls == []
+            engine.send("storage-1", urgent)
+            assert await storage.received(2) == [batch, urgent]
+            assert calls == [1], "both are one pack, in one call"
+            assert engine.links.counts[Lane.APPENDS].sent_count == 0
+            engine.links._patience.cancel()
+            engine.links._patience = None
+            engine.send("storage-1", late, can_wait=True)
+            assert await storage.received(3) == [batch, urgent, late]
+            assert engine.links.queued_bytes(Lane.CONTROL) == 0
+
+    run(test())
+
+
+def test_what_can_wait_keeps_its_order_under_one_envelope() -> None:
+    """Something urgent for the same node takes it along in front of itself."""
+
+    async def test() -> None:
+        engine, storage = Node("engine-1", has_shortcuts=True), Node("storage-1", has_shortcuts=True)
+        with closing(engine, storage):
+            await take_shortcut(engine, storage, FetchMetalog(1, 0, 0), Lane.CONTROL)
+            sent = [AskTail(number, 0) for number in range(4)]
+            for message in sent:
+                engine.send("storage-1", message, can_wait=message.request % 2 == 0)
+            assert await storage.received(4) == sent
+
+    run(test())
+
+
+def test_large_batches_keep_their_lane_while_much_is_queued_beside() -> None:
+    """What is small and urgent is not delayed by batches."""
+
+    async def test() -> None:
+        engine, storage = Node("engine-1", has_shortcuts=True), Node("storage-1", has_shortcuts=True)
+        with closing(engine, storage):
+            outbox = await take_shortcut(engine, storage, FetchMetalog(1, 0, 0), Lane.CONTROL)
+            outbox.queued_bytes += 1 << 20
+            engine.send("storage-1", StoreBatch(b"batch"), can_wait=True)
+            assert await storage.received(1) == [StoreBatch(b"batch")]
+            assert engine.links.counts[Lane.APPENDS].sent_count == 1
 
     run(test())
 
