@@ -276,8 +276,11 @@ class ZmqLinks:
 
     def _lane_beside(self, peer: _Peer) -> Lane:
         """The lane of a batch that can wait: with what is small and urgent, if that goes to this machine and is so
-        little that the batch delays nothing.
+        little that the batch delays nothing, and if no batch is in front of this one on a lane of its own.
         """
+        bulk = peer.outboxes.get(Lane.APPENDS)
+        if bulk is not None and bulk.queued_bytes:
+            return Lane.APPENDS
         urgent = peer.outboxes.get(Lane.CONTROL) or self._open(peer, Lane.CONTROL)
         is_idle = urgent is not None and urgent.has_shortcut and urgent.queued_bytes < _MOST_AHEAD_BYTES
         return Lane.CONTROL if is_idle else Lane.APPENDS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from boki.log.ids import LogId, NodeId, Term
@@ -39,7 +39,7 @@ class Lead(Note):
 class Kept(Note):
     """To itself, a backup: the disk has these entries. Its primary hears of it by a message of its own."""
 
-    store: MetalogStore
+    store: MetalogStore = field(repr=False)
     until: int
 
     @property

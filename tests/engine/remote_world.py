@@ -58,7 +58,7 @@ class Wire(Links):
         self.loses: Callable[[NodeId, NodeId, Message], bool] = lambda *_: False
         self.sent: list[tuple[NodeId, NodeId, Message]] = []
 
-    def send(self, sender: NodeId, to: NodeId, message: Any) -> None:
+    def send(self, sender: NodeId, to: NodeId, message: Any, *, can_wait: bool = False) -> None:
         self.sent.append((sender, to, message))
         if not self.loses(sender, to, message):
             message = _decoder.decode(msgspec.msgpack.encode(message))

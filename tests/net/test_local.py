@@ -212,8 +212,8 @@ def test_what_can_wait_keeps_its_order_under_one_envelope() -> None:
     run(test())
 
 
-def test_large_batches_keep_their_lane_while_much_is_queued_beside() -> None:
-    """What is small and urgent is not delayed by batches."""
+def test_batches_keep_their_lane_while_much_is_queued_beside_or_in_front() -> None:
+    """What is small and urgent is not delayed by batches, nor does a small batch overtake a large one."""
 
     async def test() -> None:
         engine, storage = Node("engine-1", has_shortcuts=True), Node("storage-1", has_shortcuts=True)
@@ -223,6 +223,11 @@ def test_large_batches_keep_their_lane_while_much_is_queued_beside() -> None:
             engine.send("storage-1", StoreBatch(b"batch"), can_wait=True)
             assert await storage.received(1) == [StoreBatch(b"batch")]
             assert engine.links.counts[Lane.APPENDS].sent_count == 1
+            outbox.queued_bytes -= 1 << 20
+            engine.send("storage-1", StoreBatch(b"large"))
+            engine.send("storage-1", StoreBatch(b"small"), can_wait=True)
+            assert (await storage.received(3))[1:] == [StoreBatch(b"large"), StoreBatch(b"small")]
+            assert engine.links.counts[Lane.APPENDS].sent_count == 3
 
     run(test())
 
