@@ -29,7 +29,7 @@ from boki.protocol.effects import Delete, Put
 ROWS: Final = 512
 """This many writes of the guest are kept at most, about."""
 _TOGETHER: Final = 64
-"""So many durable rows are carried out in one write."""
+"""This many durable rows are carried out in one write."""
 _ID_BYTES: Final = 16
 REDO_PREFIX: Final = b"\xfe"
 """Keys of this file, behind all of a node's own."""
@@ -77,7 +77,7 @@ class RedoLog:
         self._host_id = host.get(_HOST_ID)
         self._written = 0
         self._durable = 0
-        """So many rows are durable,"""
+        """How many rows are durable,"""
         self._due: list[Put | Delete] = []
         """of which these writes are not carried out yet."""
         self._applied = 0

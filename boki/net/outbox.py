@@ -29,7 +29,7 @@ PACK_BYTES: Final = 256 << 10
 """A pack ends with the message that crosses this."""
 _PACK_MESSAGES: Final = 512
 _PACKS: Final = 16
-"""At most so many packs go to the kernel in one call."""
+"""The most packs that go to the kernel in one call."""
 _MAX_ANSWER_BYTES: Final = 4096
 _MAX_ASK_S: Final = 64.0
 

@@ -43,7 +43,7 @@ _REFUSED_HERE: Final = sum(FAILURES) - zmq.EVENT_HANDSHAKE_FAILED_AUTH
 _ANY_HOST: Final = frozenset({"", "*", "0.0.0.0", "::"})  # noqa: S104 - compared with, not bound to
 _LANES: Final = tuple(Lane)
 _PATIENCE_S: Final = 0.001
-"""So long what can wait is kept back for a message that it can travel with."""
+"""What can wait is kept back for this long, for a message that it can travel with."""
 _MOST_AHEAD_BYTES: Final = 256 << 10
 """Batches that can wait go with what is small and urgent while no more than this is queued there."""
 
@@ -114,7 +114,6 @@ class ZmqLinks:
         self._dirty: dict[Lane, list[Outbox]] = {lane: [] for lane in Lane}
         self._is_flushing = False
         self._patience: TimerHandle | None = None
-        """Until when what can wait does."""
         self._is_closed = False
         self._last: tuple[Any, Parcel] | None = None
         self._admission = Admission(cluster_id, process, self._joined, keys.ring if keys else None)

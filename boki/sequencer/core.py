@@ -325,12 +325,11 @@ class SequencerCore:
     def _tell_storage(self, store: MetalogStore, primary: Primary, now_us: int) -> Iterable[Effect]:
         """Tell storage nodes what has been committed since they were last told."""
         first, until = primary.told_storage_until, store.committed
-        primary.told_storage_until, primary.told_storage_at = until, now_us
         entries = store.recent(first, until)
+        primary.told_storage_until, primary.told_storage_at = until, now_us
         news = Metalog(store.term, store.log, until if entries is None else first, tuple(entries or ()), until)
         storage = self.chain.current.storage
-        readers = [reader for reader in self._subscribers.get(store.log, ()) if reader in storage]
-        return [Send(reader, news, can_wait=True) for reader in readers]
+        return [Send(to, news, can_wait=True) for to in self._subscribers.get(store.log, ()) if to in storage]
 
     def _send_entries(self, store: MetalogStore, backup: NodeId, first: int) -> Iterable[Effect]:
         """Entries that a backup lacks, from memory or, if it was away for long, from the disk."""
