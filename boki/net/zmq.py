@@ -112,9 +112,8 @@ class ZmqLinks:
         self._outboxes: dict[tuple[Lane, str, str], Outbox] = {}
         """By lane, address and the key that is expected there: roles of one process share them."""
         self._dirty: dict[Lane, list[Outbox]] = {lane: [] for lane in Lane}
-        self._is_flushing = False
         self._patience: TimerHandle | None = None
-        self._is_closed = False
+        self._is_flushing = self._is_closed = False
         self._last: tuple[Any, Parcel] | None = None
         self._admission = Admission(cluster_id, process, self._joined, keys.ring if keys else None)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
