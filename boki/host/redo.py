@@ -28,7 +28,7 @@ from boki.protocol.effects import Delete, Put
 
 ROWS: Final = 512
 """This many writes of the guest are kept at most, about."""
-_TOGETHER: Final = 64
+TOGETHER: Final = 64
 """This many durable rows are carried out in one write."""
 _ID_BYTES: Final = 16
 REDO_PREFIX: Final = b"\xfe"
@@ -103,7 +103,7 @@ class RedoLog:
         """Carry out writes whose row is durable, sooner or later."""
         self._due += writes
         self._durable += 1
-        if self._durable - self._applied >= _TOGETHER:
+        if self._durable - self._applied >= TOGETHER:
             self.catch_up()
 
     def catch_up(self) -> None:

@@ -18,6 +18,7 @@ import uvloop
 
 from boki import BokiError, StoreFailed
 from boki.config.loading import DevConfig
+from boki.host import redo
 from boki.log.ids import NodeId
 from boki.log.metalog import split_position
 from boki.node import local_log
@@ -33,13 +34,13 @@ IGNORED = ("LOCK", "LOG", "IDENTITY", "OPTIONS", "rocksdict")
 Records = dict[int, bytes]
 
 
-async def make_image(data: Path, image: Path, *, is_killed: bool, **config: Any) -> Records:
+async def make_image(data: Path, image: Path, *, is_killed: bool, appends: int = 60, **config: Any) -> Records:
     """A log of three runs, the second of which was killed, and perhaps the last. → what was acknowledged"""
     acknowledged: Records = {}
     for run in range(3):
         log = await LocalLog.start(DevConfig(data=data, **config))
         book = book_of(log.port)
-        for number in range(60):
+        for number in range(appends):
             payload = b"%d" % number + b"x" * (number * 7 % 300)
             acknowledged[await book.append(payload, tags=["all"])] = payload
         if run == 2 and not is_killed:
@@ -161,6 +162,7 @@ def test_a_sequencer_that_has_less_than_storage_has_applied_is_refused(tmp_path:
         uvloop.run(LocalLog.start(DevConfig(data=tmp_path / "image")))
 
 
+@pytest.mark.usefixtures("separate_logs")
 def test_a_storage_node_that_lacks_ordered_records_is_refused_at_once(tmp_path: Path) -> None:
     """The error says how many records of which shard are nowhere, and not that a minute has passed."""
     uvloop.run(make_image(tmp_path / "data", tmp_path / "image", is_killed=True))
@@ -173,8 +175,9 @@ def test_a_storage_node_that_lacks_ordered_records_is_refused_at_once(tmp_path: 
 
 @pytest.mark.parametrize("lost_bytes", [10, 2000])
 def test_what_a_sequencer_lacks_is_in_the_log_that_it_shares(tmp_path: Path, lost_bytes: int) -> None:
-    """Its own log is synced seldom, so a power cut may take much of its end: nothing is lost."""
-    acknowledged = uvloop.run(make_image(tmp_path / "data", tmp_path / "image", is_killed=True))
+    """Its own log is written and synced seldom, so a power cut may take much of its end: nothing is lost."""
+    appends = 3 * redo.TOGETHER
+    acknowledged = uvloop.run(make_image(tmp_path / "data", tmp_path / "image", is_killed=True, appends=appends))
     cut_log(tmp_path / "image", "sequencer-1", lost_bytes)
     assert uvloop.run(outcome(tmp_path / "image", acknowledged)) == "whole"
 

@@ -205,7 +205,7 @@ def test_after_a_power_cut_no_cut_is_there_without_its_record(tmp_path: Path, mo
 def test_the_redo_log_stays_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once in this many writes the guest syncs its own database, and the rows go."""
     monkeypatch.setattr(redo, "ROWS", 10)
-    monkeypatch.setattr(redo, "_TOGETHER", 3)
+    monkeypatch.setattr(redo, "TOGETHER", 3)
 
     async def body() -> None:
         pair = Pair(tmp_path)
@@ -230,8 +230,8 @@ def test_a_reader_sees_what_was_not_carried_out_yet(tmp_path: Path, noted: type[
         assert [key for key, _ in pair.sequencer.scan(b"e", b"f")] == [b"e0001", b"e0002", b"e0003"]
         assert noted.notes == [(SEQUENCER, "write", 3)]
         assert pair.sequencer.get(b"e0001") == b"cut"
-        await pair.append(redo._TOGETHER)
-        assert noted.notes.count((SEQUENCER, "write", redo._TOGETHER)) == 1
+        await pair.append(redo.TOGETHER)
+        assert noted.notes.count((SEQUENCER, "write", redo.TOGETHER)) == 1
         pair.close()
 
     in_loop(body())
