@@ -194,9 +194,9 @@ WRONG: dict[str, tuple[str, str, dict[str, str], str]] = {
         "GET",
         "/invocation?state=lost",
         {},
-        "state must be one of accepted, running, retrying, suspended, done, failed, cancelled, not 'lost'",
+        "state must be accepted, cancelled, done, failed, retrying, running or suspended, not 'lost'",
     ),
-    "an empty page": ("GET", "/invocation?limit=0", {}, "limit must be from 1 to 500, not 0"),
+    "an empty page": ("GET", "/invocation?limit=0", {}, "limit must be a whole number from 1 to 500, not '0'"),
 }
 
 

@@ -20,7 +20,7 @@ from boki.faces import Route
 from boki.gateway.backend import Backend
 from boki.gateway.config import GatewayConfig
 from boki.gateway.core import GatewayCore, Share, Standing
-from boki.gateway.server.http import books
+from boki.gateway.server.http import books, deployments, invocations, openapi, subscriptions
 from boki.gateway.server.http.answers import Refusal, Repeatable, refusal
 from boki.gateway.server.http.backend_metrics import BackendMetrics
 from boki.gateway.server.http.binary import BinaryEndpoint
@@ -76,13 +76,14 @@ class Gateway:
         self._routes = Routes(
             [
                 *self._calls.routes(),
-                *Invocations(backend, self.core, config).routes(),
+                *invocations.ENDPOINTS.routes(port, Invocations(backend, config)),
                 *books.ENDPOINTS.routes(port),
-                *Subscriptions(self._door).routes(),
+                *subscriptions.ENDPOINTS.routes(port, Subscriptions(self._door)),
                 *self._libraries.routes(),
                 *BinaryEndpoint(self._door).routes(),
-                *DeploymentPages(backend, self.core, config).routes(),
+                *deployments.ENDPOINTS.routes(port, DeploymentPages(backend)),
                 *SystemPages(backend, self.core, self._metrics, BackendMetrics(registry)).routes(),
+                openapi.route(backend),
             ]
         )
         self._answered = asyncio.Event()

@@ -13,7 +13,7 @@ from boki import BokiError, ConfigError, InvalidArgument
 from boki.extending import CallsById
 from boki.libs.bokiflow import Handle, Limit, WorkflowCancelled, flow, workflow
 from boki.libs.bokiflow.face import queues as face_queues
-from boki.libs.bokiflow.face.queues import Queues
+from boki.libs.bokiflow.face.queues import Place, Queues
 from boki.libs.bokiflow.gates.marks import gate_id_of
 from boki.libs.bokiflow.gates.records import Admission, Asked, GateNote, gate_tag
 from boki.libs.bokiflow.gates.state import Gate
@@ -124,7 +124,7 @@ async def test_each_key_has_its_own_limit(boki_context: boki.testing.Context, mo
     monkeypatch.setattr(face_queues, "_records", lambda book, tag: read.append(tag) or records(book, tag))
     queues = Queues(ctx.logbook.session)
     places = [await queues.place_of(await CallsById(ctx).state(one.invocation_id)) for one in (*handles, hurried)]
-    alone, first, second = ({"place": n, "waiting": of} for n, of in ((1, 1), (1, 2), (2, 2)))
+    alone, first, second = (Place(n, of) for n, of in ((1, 1), (1, 2), (2, 2)))
     assert places == [None, None, second, alone, None, first]
     assert len(read) == 1, "all keys of a limit are in one log"
     assert len(await results(handles)) == 5

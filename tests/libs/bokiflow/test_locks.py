@@ -12,7 +12,7 @@ from boki import InvalidArgument
 from boki.extending import CallsById
 from boki.libs.bokiflow import LockLost, WouldDeadlock, flow, step, workflow
 from boki.libs.bokiflow.blocking import flow as blocking_flow
-from boki.libs.bokiflow.face.queues import Queues
+from boki.libs.bokiflow.face.queues import Place, Queues
 from boki.libs.bokiflow.hooks import installed
 from boki.libs.bokiflow.locks import watching
 from boki.libs.bokiflow.locks.state import Freed, LockNote, LockQueue, LockRequest, Queued, Wanted, lock_tag
@@ -76,8 +76,8 @@ async def test_who_waits_has_a_place(boki_context: boki.testing.Context) -> None
         found.append([await queues.place_of(await calls.state(one.invocation_id)) for one in handles])
         await handles[1].kill()
         await ctx.clock.advance(10)
-    waits = [{"place": place, "waiting": 3} for place in (1, 2, 3)]
-    assert found == [[None, *waits], [None, None, {"place": 1, "waiting": 2}, {"place": 2, "waiting": 2}]]
+    waits = [Place(place, 3) for place in (1, 2, 3)]
+    assert found == [[None, *waits], [None, None, Place(1, 2), Place(2, 2)]]
 
 
 async def test_who_waits_has_no_process_and_says_for_what(boki_context: boki.testing.Context) -> None:

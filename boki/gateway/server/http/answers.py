@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from math import ceil
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 from aiohttp.web import Response
+from msgspec import UNSET, Meta, UnsetType
 
 from boki.api.http.exchange import OUTCOME, POSITION, details_as_json
 from boki.api.http.response import CONTENT_TYPES, parts_of
-from boki.errors import BokiError
+from boki.errors import BokiError, Outcome
+from boki.gateway.server.http.openapi_parts import Time
 from boki.log.metalog import Positions, format_positions
 from boki.log.operations import Failure
-from boki.protocol.calls import InvocationState, Payload
+from boki.protocol.calls import CallStatus, InvocationState, Payload
 
 _DEFAULT_RETRY_AFTER_S: Final = 1
 
@@ -26,15 +28,22 @@ def json_answer(value: Any, positions: Positions | None = None) -> Response:
     return Response(body=msgspec.json.encode(value), headers=headers)
 
 
-def error_body(error: BokiError) -> dict[str, Any]:
+class ErrorAnswer(msgspec.Struct, frozen=True):
     """An error as JSON: every field is there, whatever its value."""
-    return {
-        "code": error.code,
-        "message": error.message,
-        "outcome": error.outcome,
-        "retryable": error.retryable,
-        "details": details_as_json(error.details),
-    }
+
+    code: Annotated[str, Meta(description="A stable name for programs")]
+    message: str
+    outcome: Annotated[
+        Outcome,
+        Meta(description="It did not happen and never will; it may have happened; the function ran and raised"),
+    ]
+    retryable: Annotated[bool, Meta(description="Whether the very same request may succeed later")]
+    details: Annotated[dict[str, Any], Meta(description="Facts behind the message, such as the field that is wrong")]
+
+
+def error_body(error: BokiError) -> ErrorAnswer:
+    """An error as JSON."""
+    return ErrorAnswer(error.code, error.message, error.outcome, error.retryable, details_as_json(error.details))
 
 
 class Repeatable(Response):
@@ -72,31 +81,89 @@ def without_traceback(failure: Failure) -> Failure:
     return msgspec.structs.replace(failure, details=details)
 
 
-def invocation_body(state: InvocationState, failure: Failure | None) -> dict[str, Any]:
-    """A logged call as JSON, with its failure as the caller may see it.
+class CallBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a logged call and a workflow have in common as JSON. What is not known, or has not been, is left out."""
 
-    The result is a JSON value or a string; bytes stand in `result_base64`.
-    """
-    body: dict[str, Any] = {
-        "id": state.id,
-        "function": state.function,
-        "book": state.book,
-        "state": state.state,
-        "attempts": state.attempts,
-    }
-    for name in ("name", "accepted_us", "due_us", "started_us", "last_started_us", "next_us", "finished_us", "errors"):
-        if told := getattr(state, name):
-            body[name] = told
-    if state.last_error is not None:
-        body["last_error"] = error_body(state.last_error.error())
+    id: str
+    book: str
+    attempts: Annotated[
+        int,
+        Meta(description="Runs so far, those that were cut off included; a workflow runs again after long waits"),
+    ]
+    accepted_us: Time = 0
+    due_us: Time = 0
+    started_us: Annotated[Time, Meta(description="When the first run began")] = 0
+    last_started_us: Annotated[Time, Meta(description="When the last run began")] = 0
+    next_us: Annotated[
+        Time, Meta(description="When the next run is due: after one that failed, or a wait until a time")
+    ] = 0
+    finished_us: Time = 0
+    note: Annotated[str, Meta(description="Why a suspended call waits, or a workflow is paused")] | UnsetType = UNSET
+    result: Annotated[Any, Meta(description="The result, if it is JSON or text; not in lists")] | UnsetType = UNSET
+    result_base64: (
+        Annotated[
+            bytes, Meta(description="The result, if it is bytes", extra_json_schema={"contentEncoding": "base64"})
+        ]
+        | UnsetType
+    ) = UNSET
+    response: (
+        Annotated[dict[str, Any], Meta(description="Status, headers and result of a function's Response")] | UnsetType
+    ) = UNSET
+    error: ErrorAnswer | UnsetType = UNSET
+
+
+class WakeBody(msgspec.Struct, frozen=True):
+    """A tag that a suspended call waits for."""
+
+    book: str
+    tag: str
+    min_seqnum: int
+
+
+class InvocationBody(CallBody, frozen=True, kw_only=True, omit_defaults=True):
+    """A logged call."""
+
+    function: str
+    state: CallStatus
+    name: Annotated[str, Meta(description="What people call it, as the id of a workflow")] = ""
+    errors: Annotated[dict[str, int], Meta(description="How many runs ended with which error")] = {}
+    last_error: ErrorAnswer | UnsetType = UNSET
+    wakes: (
+        Annotated[
+            list[WakeBody],
+            Meta(description="Records that a suspended call waits for: of any of these tags, at or above min_seqnum"),
+        ]
+        | UnsetType
+    ) = UNSET
+
+
+def call_fields(state: InvocationState, failure: Failure | None) -> dict[str, Any]:
+    """The fields of a `CallBody`, with the call's failure as its caller may see it."""
+    fields = {name: getattr(state, name) for name in _SAME_FIELDS}
     if state.suspension is not None:
-        body["wakes"] = [{"book": on.book, "tag": on.tag, "min_seqnum": on.min_seqnum} for on in state.suspension.wakes]
-        body["note"] = state.suspension.note
+        fields["note"] = state.suspension.note
     if state.result is not None:
-        body |= _result(state.result)
+        fields |= _result(state.result)
     if failure is not None:
-        body["error"] = error_body(failure.error())
-    return body
+        fields["error"] = error_body(failure.error())
+    return fields
+
+
+_SAME_FIELDS: Final = tuple({*CallBody.__struct_fields__} & {*InvocationState.__struct_fields__} - {"result"})
+
+
+def invocation_body(state: InvocationState, failure: Failure | None) -> InvocationBody:
+    """A logged call as JSON, with its failure as its caller may see it."""
+    wakes = () if state.suspension is None else state.suspension.wakes
+    return InvocationBody(
+        **call_fields(state, failure),
+        function=state.function,
+        state=state.state,
+        name=state.name,
+        errors=state.errors,
+        last_error=UNSET if state.last_error is None else error_body(state.last_error.error()),
+        wakes=UNSET if state.suspension is None else [WakeBody(on.book, on.tag, on.min_seqnum) for on in wakes],
+    )
 
 
 def result_answer(result: Payload, headers: dict[str, str]) -> Response:

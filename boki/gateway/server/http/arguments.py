@@ -122,17 +122,6 @@ def query_seconds(values: Mapping[str, str], name: str, most: float) -> float:
     return 0.0 if text is None else seconds(text, name, most)
 
 
-def query_int(values: Mapping[str, str], name: str, default: int, most: int = MAX_SEQNUM) -> int:
-    """A whole number from 0 to `most`."""
-    text = values.get(name)
-    return default if text is None else whole_number(text, name, most)
-
-
-def query_flag(values: Mapping[str, str], name: str) -> bool:
-    """`true` or `false`; false if it is not given."""
-    return flag(values.get(name, "false"), name)
-
-
 def flag(text: str, name: str) -> bool:
     """`true` or `false`."""
     if text not in {"true", "false"}:

@@ -19,6 +19,7 @@ from boki.faces import Route
 from boki.gateway.server.http.answers import Repeatable
 from boki.gateway.server.http.connections import read_body, while_connected
 from boki.gateway.server.http.log_access import LogDoor
+from boki.gateway.server.http.openapi_parts import Json, operation_of
 from boki.log.checks import check_request
 from boki.log.limits import KIB
 from boki.log.operations import Answer, Failure, Operation, Read, Reply, Request
@@ -26,6 +27,14 @@ from boki.log.operations import Answer, Failure, Operation, Read, Reply, Request
 _ENVELOPE_BYTES: Final = 64 * KIB
 """What a request may need beside the chunk of an append: positions, names, tags."""
 _ANSWER_MARGIN_US: Final = 100_000
+
+_CONTENT: Final[Json] = {LOG_CONTENT_TYPE: {}}
+PATHS: Final = {
+    "/logbook": {
+        "post": operation_of("carryOut", "One log operation as msgpack, for boki.Client", [], _CONTENT, body=_CONTENT)
+    }
+}
+"""What the OpenAPI document says of it."""
 
 _decoder: Final[msgspec.msgpack.Decoder[Request]] = msgspec.msgpack.Decoder(Request)
 _encode: Final = msgspec.msgpack.Encoder(enc_hook=str).encode

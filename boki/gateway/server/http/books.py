@@ -17,7 +17,7 @@ from boki.gateway.server.http import records
 from boki.gateway.server.http.arguments import json_body, whole_number
 from boki.gateway.server.http.bodies import describes_record
 from boki.gateway.server.http.endpoints import Asked, Endpoints
-from boki.gateway.server.http.openapi_parts import SEQNUM, instead
+from boki.gateway.server.http.openapi_parts import SEQNUM, Seqnum, instead
 from boki.log.checks import check_book, check_writable
 from boki.log.chunk import Group
 from boki.log.ids import MAX_SEQNUM, check_name
@@ -76,7 +76,7 @@ async def _books(
     reads="own",
     value=records.AppendBody,
     body_types=("application/octet-stream",),
-    answer={"seqnum": records.Seqnum},
+    answer={"seqnum": Seqnum},
     has_key=True,
 )
 async def _append(
@@ -103,7 +103,7 @@ async def _append(
     "Append all records or none, as neighbours",
     reads="own",
     value=records.AppendManyBody,
-    answer={"seqnums": list[records.Seqnum]},
+    answer={"seqnums": list[Seqnum]},
     has_key=True,
 )
 async def _append_many(asked: Asked) -> object:

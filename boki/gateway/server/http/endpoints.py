@@ -96,12 +96,13 @@ class _Endpoint:
     name: str
     summary: str
     act: Callable[..., Awaitable[object]]
+    uses_log: bool
     fields: type[msgspec.Struct]
     reads: str
     value: Any
     answer: Any
     has_key: bool
-    takes_headers: Mapping[str, str]
+    takes_headers: Mapping[str, str | Json]
     body_types: tuple[str, ...]
     max_bytes: int | None
     answer_bytes: Callable[[Any], int]
@@ -109,14 +110,20 @@ class _Endpoint:
     is_polled: bool
     waits: bool
     streams_s: float
+    is_admitted: bool
 
 
 class Endpoints:
     """The endpoints of one library. `tag` heads them in the document; `places` describes variable parts of paths."""
 
-    def __init__(self, tag: str, places: dict[str, str], schemas: Mapping[str, Json] | None = None) -> None:
-        """`schemas`: of variable parts that are not any text."""
+    def __init__(
+        self, tag: str, places: dict[str, str], schemas: Mapping[str, Json] | None = None, *, uses_log: bool = True
+    ) -> None:
+        """`schemas`: of variable parts that are not any text. `uses_log`: whether requests have a session of the log,
+        with their positions and deadline.
+        """
         self._tag = tag
+        self._uses_log = uses_log
         self._places = places
         self._schemas = schemas or {}
         self._all: list[_Endpoint] = []
@@ -132,7 +139,7 @@ class Endpoints:
         value: Any = Any,
         answer: Any = None,
         has_key: bool = False,
-        takes_headers: Mapping[str, str] | None = None,
+        takes_headers: Mapping[str, str | Json] | None = None,
         body_types: tuple[str, ...] = (),
         max_bytes: int | None = BODY_BYTES,
         answer_bytes: Callable[[Any], int] = lambda _: 0,
@@ -140,35 +147,38 @@ class Endpoints:
         is_polled: bool = False,
         waits: bool = False,
         streams_s: float = 0.0,
+        is_admitted: bool = True,
     ) -> Callable[[Act], Act]:
-        """Add the decorated function, which takes an `Asked` and its fields.
+        """Add the decorated function, or method, which takes an `Asked` and its fields.
 
         `reads`: fields come from the query or from a JSON body; "raw" and "json": from the query, and the body is
         `Asked.body`, or JSON as `Asked.value`, of the type `value`; "own": the function reads the body itself, which is
-        bytes, or JSON of the type `value` if there is one. A field whose name is a Python word ends in an
-        underscore. `answer`: a type, or the fields of a JSON object with their types. `takes_headers`: those
-        that the function reads itself, described. `body_types`: further content types of the body. `max_bytes`:
-        of the body; None: what the gateway takes of any request. `answer_bytes`: about how large an answer is,
-        by the fields; so much of the gateway's budget it takes. `lasts`: it finishes what it has begun while
-        the gateway drains. `is_polled`: it waits for `wait_s`, until its client disconnects or the gateway
-        drains; any other ends with its client only. `waits`: it takes as long as a long poll also without
-        `wait_s`. `streams_s`: it streams, for this long at most, and returns the stream.
+        JSON of the type `value`, else of the `body_types`, else bytes. A field whose name is a Python word ends in an
+        underscore. `answer`: a type, or the fields of a JSON object with their types. `takes_headers`: those that the
+        function reads itself: their descriptions, or schemas with them. `body_types`: further content types of the
+        body. `max_bytes`: of the body; None: what the gateway takes of any request. `answer_bytes`: about how large an
+        answer is, by the fields; so much of the gateway's budget it takes. `lasts`: it finishes what it has begun while
+        the gateway drains. `is_polled`: it waits for `wait_s`, until its client disconnects or the gateway drains; any
+        other ends with its client only. `waits`: it takes as long as a long poll also without `wait_s`. `streams_s`: it
+        streams, for this long at most, and returns the stream. `is_admitted`: it has a place in the gateway's budget of
+        requests; else the function takes a place itself.
         """
 
         def add(act: Act) -> Act:
             self._all.append(
                 _Endpoint(
-                    *(method, path, name, summary, act, _fields_of(act, name), reads, value, answer, has_key),
-                    *(takes_headers or {}, body_types, max_bytes, answer_bytes, lasts, is_polled, waits, streams_s),
+                    *(method, path, name, summary, act, self._uses_log, _fields_of(act, name), reads, value, answer),
+                    *(has_key, takes_headers or {}, body_types, max_bytes, answer_bytes, lasts, is_polled, waits),
+                    *(streams_s, is_admitted),
                 )
             )
             return act
 
         return add
 
-    def routes(self, gateway: GatewayPort) -> list[Route]:
-        """The routes, at that gateway."""
-        return [Route(one.method, one.path, partial(_serve, one, gateway)) for one in self._all]
+    def routes(self, gateway: GatewayPort, owner: object = None) -> list[Route]:
+        """The routes, at that gateway. `owner`: the object whose methods they are, if they are methods."""
+        return [Route(one.method, one.path, partial(_serve, one, gateway, owner)) for one in self._all]
 
     def paths(self) -> dict[str, Json]:
         """What the OpenAPI document says."""
@@ -182,7 +192,7 @@ class Endpoints:
         parameters = [path_parameter(name, self._places[name], self._schemas.get(name, TEXT)) for name in names]
         schema = schema_of(one.fields)
         described = json_of(schema_of(one.value))
-        own = BYTES if one.value is Any else described
+        own = described if one.value is not Any else {} if one.body_types else dict(BYTES)
         bodies = {"body": json_of(schema), "raw": json_of({}) | BYTES, "json": described, "own": own}
         body = bodies.get(one.reads)
         if body is not None:
@@ -191,14 +201,15 @@ class Endpoints:
             kind = without_null(kind)
             parameters.append(query_parameter(name, kind.pop("description", name), kind))
         for name, description in one.takes_headers.items():
-            parameters.append({"name": name, "in": "header", "schema": TEXT, "description": description})
-        parameters += [*([KEY] if one.has_key else []), POSITION, TIMEOUT]
+            kind = dict(description) if isinstance(description, dict) else TEXT | {"description": description}
+            parameters.append({"name": name, "in": "header", "description": kind.pop("description"), "schema": kind})
+        parameters += [*([KEY] if one.has_key else []), *([POSITION, TIMEOUT] if one.uses_log else [])]
         return operation_of(one.name, one.summary, parameters, _content_of(one.answer), body=body, tag=self._tag)
 
 
 def _fields_of(act: Callable[..., object], name: str) -> type[msgspec.Struct]:
     hints = get_type_hints(act, include_extras=True)
-    own = list(signature(act).parameters.values())[1:]
+    own = [one for one in signature(act).parameters.values() if one.name not in {"self", "asked"}]
     fields = [(one.name, hints[one.name], *(() if one.default is Parameter.empty else (one.default,))) for one in own]
     kind: type[msgspec.Struct] = msgspec.defstruct(
         *(name, fields),
@@ -225,7 +236,9 @@ def _with_defaults(answer: dict[str, Any]) -> list[tuple[Any, ...]]:
     ]
 
 
-async def _serve(endpoint: _Endpoint, gateway: GatewayPort, request: BaseRequest, *parts: str) -> StreamResponse:
+async def _serve(
+    endpoint: _Endpoint, gateway: GatewayPort, owner: object, request: BaseRequest, *parts: str
+) -> StreamResponse:
     if endpoint.reads == "body":
         arguments.query(request, ())
         data = await gateway.body(request, endpoint.max_bytes)
@@ -234,7 +247,9 @@ async def _serve(endpoint: _Endpoint, gateway: GatewayPort, request: BaseRequest
         fields = _decode_query(request, endpoint.fields)
     wait_s = max(0.0, min(getattr(fields, "wait_s", 0.0), MAX_WAIT_S)) or endpoint.streams_s
     waits = wait_s > 0 or endpoint.waits
-    with gateway.admitted(endpoint.answer_bytes(fields), waits=waits), ExitStack() as stack:
+    with ExitStack() as stack:
+        if endpoint.is_admitted:
+            stack.enter_context(gateway.admitted(endpoint.answer_bytes(fields), waits=waits))
         body = await gateway.body(request, endpoint.max_bytes) if endpoint.reads in {"raw", "json"} else b""
         value = arguments.json_body(body, _decoder(endpoint.value)) if endpoint.reads == "json" else None
         begin = partial(gateway.lasting_session if endpoint.lasts else gateway.session, request, wait_s)
@@ -244,12 +259,14 @@ async def _serve(endpoint: _Endpoint, gateway: GatewayPort, request: BaseRequest
             stack.enter_context(gateway.connected(request))
         if endpoint.is_polled:  # under a key what it takes is kept for who asks again
             stack.enter_context(gateway.polling("unknown" if asked.key else "not_applied"))
-        answer = await endpoint.act(asked, **msgspec.structs.asdict(fields))
-    return answer if isinstance(answer, StreamResponse) else _answered(asked, answer)
+        act = endpoint.act if owner is None else partial(endpoint.act, owner)
+        answer = await act(asked, **msgspec.structs.asdict(fields))
+    return answer if isinstance(answer, StreamResponse) else _answered(endpoint, asked, answer)
 
 
-def _answered(asked: Asked, answer: object) -> Response:
-    response = json_answer({} if answer is None else answer, asked.session.caller.positions)
+def _answered(endpoint: _Endpoint, asked: Asked, answer: object) -> Response:
+    positions = asked.session.caller.positions if endpoint.uses_log else None
+    response = json_answer({} if answer is None else answer, positions)
     response.headers.update(asked.headers)
     etag = asked.headers.get("ETag")
     known = asked.request.headers.get("If-None-Match", "").replace(" ", "").split(",")

@@ -1,32 +1,51 @@
 """The OpenAPI 3.1 document: the paths of functions with their schemas, and the paths of LogBooks and of the system.
 
-Built again for every request, because functions come and go; what does not change stands in `openapi_parts`.
+Built again for every request, because functions come and go. What does not change is described where its handlers are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Final
+
+from aiohttp.web import BaseRequest, Response
 
 from boki.api.http.response import CONTENT_TYPES
+from boki.faces import Route
 from boki.faces.installed import all_faces
-from boki.gateway.server.http import books, records
+from boki.gateway.backend import Backend
+from boki.gateway.server.http import binary, books, deployments, invocations, records, subscriptions, system
+from boki.gateway.server.http.answers import ErrorAnswer, InvocationBody, json_answer
 from boki.gateway.server.http.openapi_parts import (
     ACCEPTED,
     CALL_HEADERS,
-    FIXED_PATHS,
-    SCHEMAS,
+    JSON_OBJECT,
     SECURITY_SCHEMES,
+    definitions_of,
     errors,
+    page_of,
 )
 from boki.protocol.calls import Encoding, FunctionInfo
 from boki.protocol.routes import HttpRoute, parse_routes
 
+_PATH: Final = "/openapi.json"
+_PAGES: Final = system.PATHS | {_PATH: page_of("openapi", "This document", JSON_OBJECT)}
+_TABLES: Final = (invocations.ENDPOINTS, books.ENDPOINTS, subscriptions.ENDPOINTS, deployments.ENDPOINTS)
+
+
+def route(backend: Backend) -> Route:
+    """The route that serves it."""
+
+    async def answer(_request: BaseRequest) -> Response:
+        return json_answer(document(backend.functions))
+
+    return Route("GET", _PATH, answer)
+
 
 def document(functions: Mapping[str, FunctionInfo]) -> dict[str, Any]:
     """The whole document, as JSON values."""
-    schemas = {**SCHEMAS, **records.components()}
+    schemas = definitions_of(ErrorAnswer, InvocationBody) | records.components()
     paths: dict[str, Any] = {}
     for name in sorted(functions):
         info = functions[name]
@@ -42,7 +61,7 @@ def document(functions: Mapping[str, FunctionInfo]) -> dict[str, Any]:
             "summary": "Serverless functions over a replicated, totally ordered shared log",
         },
         "security": [{}, {"token": []}],
-        "paths": _merged(paths, books.ENDPOINTS.paths(), FIXED_PATHS, _paths_of_libraries()),
+        "paths": _merged(paths, *(table.paths() for table in _TABLES), binary.PATHS, _PAGES, _paths_of_libraries()),
         "components": {"schemas": schemas, "securitySchemes": SECURITY_SCHEMES},
     }
 

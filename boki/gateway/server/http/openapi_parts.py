@@ -1,24 +1,22 @@
-"""What the OpenAPI document says whatever functions there are: schemas, headers, and the fixed paths.
-
-Data, and small functions that spare it repetition.
-"""
+"""Parts of the OpenAPI document: schemas of types, parameters, headers, operations."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any, Final, get_args
+from typing import Annotated, Any, Final
 
 import msgspec
+from msgspec import Meta
 
 from boki.api.http import exchange as http_exchange
-from boki.api.http.exchange import BUNDLE_CONTENT_TYPE, MAX_WAIT_S
-from boki.protocol.calls import MAX_CALLS_PAGE, CallStatus
 
 Json = dict[str, Any]
 
 SEQNUM: Final[Json] = {"type": "string", "pattern": "^[0-9]{1,19}$", "description": "A seqnum: 63 bits, as digits"}
 TIME: Final[Json] = {"type": "integer", "description": "Microseconds since the epoch, by the log's time"}
+Seqnum = Annotated[str, Meta(extra_json_schema=SEQNUM)]
+Time = Annotated[int, Meta(extra_json_schema=TIME)]
 TEXT: Final[Json] = {"type": "string"}
 SECONDS: Final[Json] = {"type": "number", "minimum": 0}
 
@@ -44,10 +42,9 @@ def json_of(schema: Json) -> Json:
     return {"application/json": {"schema": schema}}
 
 
-_COMPONENTS: Final = {
-    f"{name}Body": name for name in ("Append", "AppendMany", "Book", "Data", "Expect", "NewRecord", "Page", "Record")
-}
-"""Structs of `boki.gateway.server.http.records` that the document has once, by name."""
+_NAMED: Final = ("Append", "AppendMany", "Book", "Data", "Expect", "Invocation", "NewRecord", "Page", "Record")
+_COMPONENTS: Final = {"ErrorAnswer": "Error"} | {f"{name}Body": name for name in _NAMED}
+"""Structs of `answers` and `records` that the document has once, by name."""
 
 
 _INSTEAD: Final = "x-instead"
@@ -65,8 +62,13 @@ def schema_of(kind: Any) -> Json:
     return schema
 
 
-def definition_of(kind: type[msgspec.Struct]) -> Json:
-    """The schema of a struct that stands in the document by name. What may be left out is not null."""
+def definitions_of(*kinds: type[msgspec.Struct]) -> dict[str, Json]:
+    """The schemas of structs that stand in the document by name."""
+    return {_COMPONENTS[kind.__name__]: _definition_of(kind) for kind in kinds}
+
+
+def _definition_of(kind: type[msgspec.Struct]) -> Json:
+    """What may be left out is not null."""
     defined = msgspec.json.schema(kind)["$defs"]
     schema = defined[kind.__name__]
     fields = {
@@ -100,56 +102,6 @@ def without_null(schema: Json) -> Json:
     return {**{name: value for name, value in schema.items() if name != "anyOf"}, **found[0]}
 
 
-SCHEMAS: Final[dict[str, Json]] = {
-    "Error": object_of(
-        {
-            "code": TEXT | {"description": "A stable name for programs"},
-            "message": TEXT,
-            "outcome": {
-                "enum": ["not_applied", "unknown", "failed"],
-                "description": "It did not happen and never will; it may have happened; the function ran and raised",
-            },
-            "retryable": {"type": "boolean", "description": "Whether the very same request may succeed later"},
-            "details": {"type": "object", "description": "Facts behind the message, such as the field that is wrong"},
-        }
-    ),
-    "Invocation": object_of(
-        {
-            "id": TEXT,
-            "function": TEXT,
-            "book": TEXT,
-            "state": {"enum": list(get_args(CallStatus))},
-            "attempts": {"type": "integer", "description": "Runs so far, those included that were cut off"},
-        },
-        {
-            "name": TEXT | {"description": "What people call it, as the id of a workflow"},
-            "accepted_us": TIME,
-            "due_us": TIME,
-            "started_us": TIME | {"description": "When the first run began"},
-            "last_started_us": TIME | {"description": "When the last run began"},
-            "next_us": TIME
-            | {"description": "When the next run is due, if the state is retrying, or suspended until a time"},
-            "finished_us": TIME,
-            "errors": {
-                "type": "object",
-                "additionalProperties": {"type": "integer"},
-                "description": "How many runs ended with which error",
-            },
-            "last_error": component("Error"),
-            "wakes": {
-                "type": "array",
-                "items": object_of({"book": TEXT, "tag": TEXT, "min_seqnum": {"type": "integer"}}),
-                "description": "Records that a suspended call waits for: of any of these tags, at or above min_seqnum",
-            },
-            "note": TEXT | {"description": "Why a suspended call waits"},
-            "result": {"description": "The result of a function that returns JSON or text"},
-            "result_base64": TEXT | {"contentEncoding": "base64", "description": "The result, if it is bytes"},
-            "response": {"type": "object", "description": "Status, headers and result of a function's Response"},
-            "error": component("Error"),
-        },
-    ),
-}
-
 SECURITY_SCHEMES: Final[Json] = {"token": {"type": "http", "scheme": "bearer"}}
 
 
@@ -171,9 +123,6 @@ POSITION: Final = _header(http_exchange.POSITION, "What the caller has seen: the
 TIMEOUT: Final = _header(http_exchange.TIMEOUT, "Seconds until the answer is of no use", SECONDS)
 KEY: Final = _header(http_exchange.KEY, "The same key within 24 hours gives the first answer and does nothing")
 BOOK: Final = path_parameter("book", "The LogBook's name")
-_TAG: Final = query_parameter("tag", "Only records with this tag; without it, all of the book")
-WAIT: Final = query_parameter("wait_s", "Seconds to wait if there is nothing yet", SECONDS | {"maximum": MAX_WAIT_S})
-
 CALL_HEADERS: Final[list[Json]] = [
     _header(http_exchange.BOOK, "The call's LogBook; without it, the function's own"),
     POSITION,
@@ -221,117 +170,16 @@ def operation_of(
     return operation if body is None else operation | {"requestBody": {"required": True, "content": body}}
 
 
-NOTHING: Final[Json] = {"type": "object"}
+JSON_OBJECT: Final = json_of({"type": "object"})
 BYTES: Final[Json] = {"application/octet-stream": {}}
 
 
-def _page(name: str, summary: str, content: Json, *, is_open: bool = False) -> Json:
+def page_of(name: str, summary: str, content: Json, *, is_open: bool = False) -> Json:
+    """A page of the system, which takes no parameters; one that `is_open` needs no token."""
     operation = {
         "operationId": name,
         "tags": ["System"],
         "summary": summary,
         "responses": {"200": {"description": "Done", "content": content}, **errors(401)},
     }
-    if is_open:
-        operation |= {"security": []}
-    return {"get": operation}
-
-
-_ID: Final = path_parameter("id", "The invocation's id")
-
-
-def _change(name: str, summary: str) -> Json:
-    return {"post": operation_of(name, summary, [_ID], json_of(component("Invocation")), tag="Invocations")}
-
-
-FIXED_PATHS: Final[dict[str, Json]] = {
-    "/invocation": {
-        "get": operation_of(
-            "listInvocations",
-            "Logged calls, those whose state changed last first. A page may be short, also empty, and not be the last",
-            [
-                query_parameter("function", "Only calls of this function"),
-                query_parameter(
-                    "state", "Only calls in this state; may be repeated", {"enum": list(get_args(CallStatus))}
-                ),
-                query_parameter("since_us", "Only calls that changed at this time or later", TIME),
-                query_parameter("until_us", "Only calls that changed before this time", TIME),
-                query_parameter("before", "Go on after a page: its `before`", SEQNUM),
-                query_parameter(
-                    "limit", "Maximum number of calls", {"type": "integer", "minimum": 1, "maximum": MAX_CALLS_PAGE}
-                ),
-            ],
-            json_of(
-                object_of(
-                    {"calls": array_of(component("Invocation"))},
-                    {"before": SEQNUM | {"description": "Where the next page begins; missing: this is the last"}},
-                )
-            ),
-            tag="Invocations",
-        )
-    },
-    "/invocation/{id}/cancel": _change("cancel", "End a logged call; one that has not begun never runs"),
-    "/invocation/{id}/retry": _change("retry", "Run a logged call again that has failed or was cancelled"),
-    "/invocation/{id}": {
-        "get": operation_of(
-            "invocation",
-            "The state of a logged call, and its result",
-            [_ID, WAIT],
-            json_of(component("Invocation")),
-            tag="Invocations",
-        )
-    },
-    "/logbook": {
-        "post": operation_of(
-            "carryOut",
-            "One log operation as msgpack, for boki.Client",
-            [],
-            {http_exchange.LOG_CONTENT_TYPE: {}},
-            body={http_exchange.LOG_CONTENT_TYPE: {}},
-        )
-    },
-    "/logbook/{book}/subscribe": {
-        "get": operation_of(
-            "subscribe",
-            "Records and those to come, as server-sent events: id is the seqnum, data a Record. An event `trimmed` or "
-            "`error` carries an Error and is the last one",
-            [
-                BOOK,
-                _TAG,
-                query_parameter("start", "A seqnum, or now"),
-                query_parameter("on_trimmed", "What to do about records trimmed unread", {"enum": ["raise", "skip"]}),
-                _header("Last-Event-ID", "Continue after this seqnum", SEQNUM),
-                POSITION,
-            ],
-            {"text/event-stream": {"schema": TEXT}},
-        )
-    },
-    "/healthz": _page("healthz", "The process answers", json_of(NOTHING), is_open=True),
-    "/readyz": _page("readyz", "Calls would be carried out; 503 if not", json_of(NOTHING), is_open=True),
-    "/metrics": _page("metrics", "Everything that is counted, for Prometheus", {"text/plain": {"schema": TEXT}}),
-    "/status": _page("status", "What an operator wants to know", json_of(NOTHING)),
-    "/functions": _page("functions", "The registered functions and the modules, the broken ones too", json_of(NOTHING)),
-    "/functions/versions": {
-        "get": operation_of(
-            "versions", "The deployed versions of the functions, the newest first", [], json_of(NOTHING), tag="System"
-        ),
-        "post": operation_of(
-            "deploy",
-            "Run the functions of a bundle, which boki deploy makes of a folder, from now on",
-            [query_parameter("force", "Also if some of its modules cannot be loaded", {"type": "boolean"})],
-            json_of(NOTHING),
-            body={BUNDLE_CONTENT_TYPE: {"schema": {}}},
-            tag="System",
-        ),
-    },
-    "/functions/versions/{version}/use": {
-        "post": operation_of(
-            "useVersion",
-            "Run a version again",
-            [path_parameter("version", "Its number, or previous for the one that ran before")],
-            json_of(NOTHING),
-            tag="System",
-        )
-    },
-    "/openapi.json": _page("openapi", "This document", json_of(NOTHING)),
-}
+    return {"get": operation | ({"security": []} if is_open else {})}

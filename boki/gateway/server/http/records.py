@@ -18,7 +18,16 @@ from msgspec import UNSET, Meta, UnsetType
 from boki.api import log_calls
 from boki.errors import InvalidArgument
 from boki.gateway.server.http.arguments import whole_number
-from boki.gateway.server.http.openapi_parts import SEQNUM, TIME, Json, array_of, component, definition_of, instead
+from boki.gateway.server.http.openapi_parts import (
+    SEQNUM,
+    Json,
+    Seqnum,
+    Time,
+    array_of,
+    component,
+    definitions_of,
+    instead,
+)
 from boki.log.checks import check_condition_count
 from boki.log.limits import MAX_CONDITIONS
 from boki.log.operations import BookInfo, Found
@@ -29,11 +38,7 @@ _ESCAPED: Final = bytes(set(range(32)) - set(b"\b\t\n\f\r"))
 _ESCAPE_BYTES: Final = 5
 """What such an escape adds."""
 _encode: Final = msgspec.json.Encoder().encode
-
-
-Seqnum = Annotated[str, Meta(extra_json_schema=SEQNUM)]
 _ANY_SEQNUM: Final[Json] = {"anyOf": [SEQNUM, {"type": "integer", "minimum": 0}]}
-Time = Annotated[int, Meta(extra_json_schema=TIME)]
 
 
 class DataBody(msgspec.Struct, frozen=True):
@@ -237,6 +242,6 @@ APPEND_MANY: Final = msgspec.json.Decoder(AppendManyBody)
 def components() -> dict[str, Json]:
     """The schemas that the OpenAPI document has by name."""
     kinds = (DataBody, RecordBody, PageBody, ExpectBody, NewRecordBody, AppendBody, AppendManyBody, BookBody)
-    found = {kind.__name__.removesuffix("Body"): definition_of(kind) for kind in kinds}
+    found = definitions_of(*kinds)
     found["Data"] |= {"minProperties": 1, "maxProperties": 1}
     return found

@@ -16,20 +16,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from aiohttp.web import BaseRequest, StreamResponse
+from msgspec import Meta
 
 from boki.api.deadline import Caller
 from boki.api.log_calls import Cursor
 from boki.api.logbook import LogSession
 from boki.errors import BokiError, InvalidArgument, Trimmed
-from boki.faces import Route
-from boki.gateway.server.http.arguments import query, whole_number
+from boki.gateway.server.http.arguments import whole_number
 from boki.gateway.server.http.connections import while_connected
+from boki.gateway.server.http.endpoints import EVENTS, Asked, Endpoints
 from boki.gateway.server.http.events import HEARTBEAT, EventStream, error_event
 from boki.gateway.server.http.log_access import LogDoor
+from boki.gateway.server.http.openapi_parts import POSITION, SEQNUM
 from boki.gateway.server.http.records import record_body
 from boki.log.checks import check_book
 from boki.log.limits import KIB
@@ -44,6 +46,9 @@ FIRST_PAGES: Final = 4
 
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 
+ENDPOINTS: Final = Endpoints("LogBook", {"book": "The LogBook's name"}, uses_log=False)
+"""It has a session of its own: without a deadline."""
+
 
 class Subscriptions:
     """The handler of `/logbook/{book}/subscribe`."""
@@ -53,14 +58,30 @@ class Subscriptions:
         self._beginning = asyncio.Semaphore(FIRST_PAGES)
         self._encoding = asyncio.Lock()
 
-    def routes(self) -> list[Route]:
-        """What is answered here."""
-        return [Route("GET", "/logbook/{book}/subscribe", self.subscribe)]
-
-    async def subscribe(self, request: BaseRequest, book: str) -> StreamResponse:
+    @ENDPOINTS(
+        *("GET", "/logbook/{book}/subscribe", "subscribe"),
+        "Records and those to come, as server-sent events: id is the seqnum, data a Record. An event `trimmed` or "
+        "`error` carries an Error and is the last one",
+        answer=EVENTS,
+        takes_headers={
+            "Last-Event-ID": SEQNUM | {"description": "Continue after this seqnum"},
+            POSITION["name"]: POSITION["description"],
+        },
+        is_admitted=False,
+    )
+    async def subscribe(
+        self,
+        asked: Asked,
+        tag: Annotated[str | None, Meta(description="Only records with this tag; without it, all of the book")] = None,
+        start: Annotated[str, Meta(description="A seqnum, or now")] = "0",
+        on_trimmed: Annotated[
+            Literal["raise", "skip"], Meta(description="What to do about records trimmed unread")
+        ] = "raise",
+    ) -> StreamResponse:
         """Records from `start` on, and those to come, until the reader leaves."""
+        request, book = asked.request, check_book(asked.parts[0])
         access = LogSession(self._door, self._door.appends, self._caller(request))
-        cursor = _cursor(request, check_book(book), access.caller)
+        cursor = Cursor(book, tag, _start(request, start), on_trimmed, access.caller)
         self._door.core.begin_stream()
         try:
             if not cursor.is_placed:
@@ -128,19 +149,12 @@ class Subscriptions:
         return events
 
 
-def _cursor(request: BaseRequest, book: str, caller: Caller) -> Cursor:
-    values = query(request, {"tag", "start", "on_trimmed"})
-    text = values.get("start", "0")
+def _start(request: BaseRequest, text: str) -> int | Literal["now"]:
     if text != "now" and not text.isdecimal():
         raise InvalidArgument(f"start must be a seqnum or now, not {text[:60]!r}", field="start")
     start: int | Literal["now"] = "now" if text == "now" else whole_number(text, "start")
     last = request.headers.get("Last-Event-ID")
-    if last:
-        start = whole_number(last, "Last-Event-ID") + 1
-    on_trimmed = values.get("on_trimmed", "raise")
-    if on_trimmed not in {"raise", "skip"}:
-        raise InvalidArgument(f"on_trimmed must be raise or skip, not {on_trimmed[:60]!r}", field="on_trimmed")
-    return Cursor(book, values.get("tag"), start, "skip" if on_trimmed == "skip" else "raise", caller)
+    return whole_number(last, "Last-Event-ID") + 1 if last else start
 
 
 class _PageSize:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 from aiohttp.web import BaseRequest, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -14,7 +16,7 @@ from boki.gateway.core import GatewayCore
 from boki.gateway.server.http import answers
 from boki.gateway.server.http.backend_metrics import BackendMetrics
 from boki.gateway.server.http.metrics import GatewayMetrics
-from boki.gateway.server.http.openapi import document
+from boki.gateway.server.http.openapi_parts import JSON_OBJECT, TEXT, Json, page_of
 
 
 class SystemPages:
@@ -30,14 +32,7 @@ class SystemPages:
 
     def routes(self) -> list[Route]:
         """What is answered here. Probes of a load balancer need no token."""
-        return [
-            Route("GET", "/healthz", self.healthz, is_open=True),
-            Route("GET", "/readyz", self.readyz, is_open=True),
-            Route("GET", "/metrics", self.metrics),
-            Route("GET", "/status", self.status),
-            Route("GET", "/functions", self.functions),
-            Route("GET", "/openapi.json", self.openapi),
-        ]
+        return [Route("GET", page.path, partial(page.handler, self), is_open=page.is_open) for page in _PAGES]
 
     async def healthz(self, _request: BaseRequest) -> Response:
         """The process answers."""
@@ -84,10 +79,30 @@ class SystemPages:
         functions = sorted(self._backend.functions.values(), key=lambda info: info.name)
         return answers.json_answer({"functions": functions, "modules": self._backend.modules})
 
-    async def openapi(self, _request: BaseRequest) -> Response:
-        """The OpenAPI document of these paths, with the functions' schemas."""
-        return answers.json_answer(document(self._backend.functions))
-
 
 def _not_ready(why: str) -> Response:
     return answers.refusal(Unavailable(f"not ready: {why}", status=why))
+
+
+class _Page(NamedTuple):
+    path: str
+    handler: Callable[[SystemPages, BaseRequest], Awaitable[Response]]
+    """Its name is the operation's."""
+    summary: str
+    content: Json = JSON_OBJECT
+    is_open: bool = False
+
+
+_PAGES: Final = (
+    _Page("/healthz", SystemPages.healthz, "The process answers", is_open=True),
+    _Page("/readyz", SystemPages.readyz, "Calls would be carried out; 503 if not", is_open=True),
+    _Page(
+        "/metrics", SystemPages.metrics, "Everything that is counted, for Prometheus", {"text/plain": {"schema": TEXT}}
+    ),
+    _Page("/status", SystemPages.status, "What an operator wants to know"),
+    _Page("/functions", SystemPages.functions, "The registered functions and the modules, the broken ones too"),
+)
+PATHS: Final = {
+    page.path: page_of(page.handler.__name__, page.summary, page.content, is_open=page.is_open) for page in _PAGES
+}
+"""What the OpenAPI document says of them."""

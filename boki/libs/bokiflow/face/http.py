@@ -27,7 +27,7 @@ from boki.libs.bokiflow.face.calls import GatewayCalls
 from boki.libs.bokiflow.face.looking import look
 from boki.libs.bokiflow.face.queues import Queues
 from boki.libs.bokiflow.face.registered import book_of, is_workflow, workflow_info
-from boki.libs.bokiflow.face.shapes import Count, SpanShape, StateShape, span_shape, state_shape
+from boki.libs.bokiflow.face.shapes import Count, SpanShape, WorkflowBody, span_shape, state_shape
 from boki.libs.bokiflow.gates.marks import gate_id_of, marks_of
 from boki.libs.bokiflow.handles import MAX_ID_CHARS, Handle, WorkflowStatus, state_of
 from boki.libs.bokiflow.refusals import no_such_workflow
@@ -80,7 +80,7 @@ _ONE: Final = "/flow/{workflow}/{id}"
 @ENDPOINTS(
     *("GET", "/flow", "listWorkflows"),
     "Workflows, those whose state changed last first. A page may be short, also empty, and not be the last",
-    answer={"workflows": list[StateShape], "before": str | msgspec.UnsetType},
+    answer={"workflows": list[WorkflowBody], "before": str | msgspec.UnsetType},
 )
 async def _page(
     asked: Asked,
@@ -191,7 +191,7 @@ def _priority(text: str) -> int:
 
 
 @ENDPOINTS(
-    *("GET", _ONE, "workflowState", "The state of a workflow, with its result once it has ended"), answer=StateShape
+    *("GET", _ONE, "workflowState", "The state of a workflow, with its result once it has ended"), answer=WorkflowBody
 )
 async def _state(asked: Asked, wait_s: Wait = 0, book: Book = "") -> object:
     call = await _call(asked, book, wait_s)
@@ -201,7 +201,7 @@ async def _state(asked: Asked, wait_s: Wait = 0, book: Book = "") -> object:
 @ENDPOINTS(
     *("GET", f"{_ONE}/history", "workflowHistory", "What a workflow did, as spans of time"),
     answer={
-        "workflow": StateShape,
+        "workflow": WorkflowBody,
         "began_us": Count,
         "continuations": Count,
         "span_count": Count,

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import msgspec
+
 from boki import LogBook
 from boki.api.logbook import LogSession
 from boki.libs.bokiflow.gates.marks import FOR_ITS_TURN, gate_id_of
@@ -22,6 +24,13 @@ _MAX_RECORDS: Final = 20_000
 """A queue of more records than this is not looked at: its place is not told."""
 
 
+class Place(msgspec.Struct, frozen=True):
+    """Where it waits for a lock or its turn: its place from 1 on, and how many wait."""
+
+    place: int
+    waiting: int
+
+
 class Queues:
     """The queues that one request looks at."""
 
@@ -30,8 +39,8 @@ class Queues:
         self._known: dict[tuple[str, str], list[list[str]]] = {}
         """By LogBook and tag: the calls that wait, in order. A limit has a queue for each of its keys."""
 
-    async def place_of(self, call: InvocationState) -> dict[str, int] | None:
-        """Its place from 1 on, and how many wait; of a lock, behind the holder. None: it waits in no queue."""
+    async def place_of(self, call: InvocationState) -> Place | None:
+        """Its place; of a lock, behind the holder. None: it waits in no queue."""
         note = "" if call.suspension is None else call.suspension.note
         lock = lock_of(note)
         if lock is None and not note.startswith(FOR_ITS_TURN):
@@ -43,7 +52,7 @@ class Queues:
             queues = await (_limited(book, tag) if lock is None else _locked(book, tag))
             self._known[call.book, tag] = queues
         queue = next((queue for queue in queues if call.id in queue), None)
-        return None if queue is None else {"place": queue.index(call.id) + 1, "waiting": len(queue)}
+        return None if queue is None else Place(queue.index(call.id) + 1, len(queue))
 
 
 async def _records(logbook: LogBook, tag: str) -> list[tuple[int, int, Any]]:

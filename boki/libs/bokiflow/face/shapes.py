@@ -2,47 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, get_args
+from typing import Annotated, Any, Final
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
-from boki.gateway.server.http.answers import invocation_body, without_traceback
+from boki.gateway.server.http.answers import CallBody, call_fields, without_traceback
 from boki.gateway.server.http.openapi_parts import TEXT, Json, array_of, object_of
+from boki.libs.bokiflow.face.queues import Place
 from boki.libs.bokiflow.handles import WorkflowStatus, state_of
 from boki.libs.bokiflow.schedules.spec import OVERLAPS
 from boki.libs.bokiflow.timeline import Span
-from boki.protocol.calls import InvocationState
+from boki.protocol.calls import Attribute, InvocationState
 
 Count = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(ge=0)]
 _COUNT: Final[Json] = {"type": "integer", "minimum": 0}
-_STATE: Final = object_of(
-    {
-        "id": TEXT,
-        "workflow": TEXT,
-        "invocation": TEXT | {"description": "The id of its logged call"},
-        "book": TEXT,
-        "state": {"enum": list(get_args(WorkflowStatus))},
-        "attempts": _COUNT | {"description": "Runs so far: it is run again after every wait that took long"},
-    },
-    {
-        "accepted_us": _COUNT,
-        "due_us": _COUNT,
-        "started_us": _COUNT,
-        "last_started_us": _COUNT,
-        "next_us": _COUNT | {"description": "When it continues by itself, if it waits for a time"},
-        "finished_us": _COUNT,
-        "attributes": {"type": "object", "description": "What lists find it by"},
-        "queue": object_of({"place": _COUNT, "waiting": _COUNT}, description="Where it waits for a lock or its turn"),
-        "version": _COUNT | {"description": "The deployed version of the functions that it is pinned to"},
-        "note": TEXT | {"description": "Why it is paused"},
-        "result": {"description": "What it returned; not in lists"},
-        "result_base64": TEXT | {"contentEncoding": "base64"},
-        "error": {"$ref": "#/components/schemas/Error"},
-    },
-    "A workflow",
-)
 _SPAN: Final = object_of(
     {
         "kind": {"enum": ["step", "call", "timer", "decision", "message"]},
@@ -91,28 +66,33 @@ _SCHEDULE: Final = object_of(
     },
     "A schedule",
 )
-StateShape = Annotated[Any, Meta(extra_json_schema=_STATE)]
 ScheduleShape = Annotated[Any, Meta(extra_json_schema=_SCHEDULE)]
 SpanShape = Annotated[Any, Meta(extra_json_schema=_SPAN)]
 
 
-def state_shape(call: InvocationState, queue: dict[str, int] | None = None) -> dict[str, Any]:
-    """A workflow as its logged call describes it; `result` or `error` if it has ended, `queue` if it waits in one."""
+class WorkflowBody(CallBody, frozen=True, kw_only=True, omit_defaults=True):
+    """A workflow."""
+
+    workflow: str
+    invocation: Annotated[str, Meta(description="The id of its logged call")]
+    state: WorkflowStatus
+    attributes: Annotated[dict[str, Attribute], Meta(description="What lists find it by")] = {}
+    queue: Place | UnsetType = UNSET
+    version: Annotated[Count, Meta(description="The deployed version of the functions that it is pinned to")] = 0
+
+
+def state_shape(call: InvocationState, queue: Place | None = None) -> WorkflowBody:
+    """A workflow as its logged call describes it; `queue`: where it waits."""
     known = state_of(call.name or call.id, call)
-    body = invocation_body(call, None if call.failure is None else without_traceback(call.failure))
-    for name in ("name", "function", "wakes", "errors", "last_error", "attributes"):
-        body.pop(name, None)
-    return (
-        body
-        | ({"attributes": known.attributes} if known.attributes else {})
-        | ({"queue": queue} if queue else {})
-        | ({"version": known.version} if known.version else {})
-        | {
-            "id": known.id,
-            "workflow": known.workflow,
-            "invocation": call.id,
-            "state": known.status,
-        }
+    fields = call_fields(call, None if call.failure is None else without_traceback(call.failure))
+    return WorkflowBody(
+        **(fields | {"id": known.id}),
+        workflow=known.workflow,
+        invocation=call.id,
+        state=known.status,
+        attributes=dict(known.attributes),
+        queue=UNSET if queue is None else queue,
+        version=known.version,
     )
 
 
