@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from time import monotonic
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar, Unpack, overload
 from uuid import uuid4
 
 import msgspec
@@ -24,6 +24,7 @@ from boki import BlockingClient, DeadlineExceeded
 from boki.extending import OVER, Attribute, encode_any
 from boki.libs.bokiflow.handles import WorkflowState, WorkflowStatus
 from boki.libs.bokiflow.outside import (
+    StartOptions,
     failure_of_body,
     name_of,
     pairs_of,
@@ -56,15 +57,7 @@ class BlockingFlowClient:
         self,
         workflow: Workflow[None, R],
         /,
-        *,
-        id: str | None = None,
-        if_running: str = "use",
-        if_ended: IfEnded = "use",
-        delay_s: float = 0,
-        attributes: Mapping[str, Attribute] | None = None,
-        limit_key: str = "",
-        priority: int = 0,
-        book: str = "",
+        **options: Unpack[StartOptions],
     ) -> BlockingFlowHandle[R]: ...
 
     @overload
@@ -73,15 +66,7 @@ class BlockingFlowClient:
         workflow: Workflow[Pay, R],
         payload: Pay,
         /,
-        *,
-        id: str | None = None,
-        if_running: str = "use",
-        if_ended: IfEnded = "use",
-        delay_s: float = 0,
-        attributes: Mapping[str, Attribute] | None = None,
-        limit_key: str = "",
-        priority: int = 0,
-        book: str = "",
+        **options: Unpack[StartOptions],
     ) -> BlockingFlowHandle[R]: ...
 
     @overload
@@ -90,15 +75,7 @@ class BlockingFlowClient:
         workflow: str,
         payload: Any = ...,
         /,
-        *,
-        id: str | None = None,
-        if_running: str = "use",
-        if_ended: IfEnded = "use",
-        delay_s: float = 0,
-        attributes: Mapping[str, Attribute] | None = None,
-        limit_key: str = "",
-        priority: int = 0,
-        book: str = "",
+        **options: Unpack[StartOptions],
     ) -> BlockingFlowHandle[Any]: ...
 
     def start(

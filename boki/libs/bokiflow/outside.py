@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict
 from urllib.parse import quote
 
 import msgspec
@@ -12,7 +12,20 @@ from boki import InvalidArgument
 from boki.extending import Attribute, Failure, Function, Payload, decode_any, encode_any
 from boki.libs.bokiflow.attributes import check_attributes
 from boki.libs.bokiflow.handles import WorkflowState
-from boki.libs.bokiflow.workflows import Workflow
+from boki.libs.bokiflow.workflows import IfEnded, Workflow
+
+
+class StartOptions(TypedDict, total=False):
+    """The options of `FlowClient.start`."""
+
+    id: str | None
+    if_running: str
+    if_ended: IfEnded
+    delay_s: float
+    attributes: Mapping[str, Attribute] | None
+    limit_key: str
+    priority: int
+    book: str
 
 
 def name_of(workflow: Workflow[Any, Any] | str) -> str:
