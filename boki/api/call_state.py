@@ -181,7 +181,7 @@ def child_traceparent(traceparent: str, parent_id: str, child_id: str) -> str:
 
 
 class CallLogger(logging.LoggerAdapter[logging.Logger]):
-    """Adds `function` and `invocation` to each log record, beside what its caller gives as `extra`."""
+    """Adds `function` and `invocation` to each log record, in addition to what its caller gives as `extra`."""
 
     def __init__(self, call: Call) -> None:
         super().__init__(

@@ -26,7 +26,7 @@ _ANSWER_MARGIN_S: Final = 0.1
 
 @dataclass(slots=True)
 class Deadline:
-    """The moment `at` on `clock` (seconds, any origin) after which nobody waits for the call any more."""
+    """The moment `at` on `clock` (seconds, any origin) after which the call is no longer awaited."""
 
     at: float = inf
     clock: Callable[[], float] = monotonic

@@ -90,7 +90,7 @@ class Retention:
             await self.set(SetRetention(book))
 
     def describe(self, books: Books) -> Books:
-        """The books with their rules beside them."""
+        """The books with their rules."""
         return Books(tuple(self._described(info) for info in books.books))
 
     def _described(self, info: BookInfo) -> BookInfo:

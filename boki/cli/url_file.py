@@ -1,4 +1,4 @@
-"""Where a running `boki dev` listens, said in a file beside its lock, for commands in the same folder.
+"""Where a running `boki dev` listens: a file in the folder of its lock, for commands in the same folder.
 
 The file names the process, too: after a kill it stays behind, and counts for nothing.
 """

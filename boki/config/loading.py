@@ -404,7 +404,7 @@ def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 def _from_environment(
     known: Mapping[str, Setting], environment: Mapping[str, str], problems: list[str] | None, others: Collection[str]
 ) -> Iterator[_Given]:
-    """`problems`: where variables that nobody knows are told, if they are."""
+    """`problems`: collects unknown variables; None: they are ignored."""
     names = {setting.variable: name for name, setting in known.items()}
     ignored = _OTHER_VARIABLES.union(variable_of(name) for name in others)
     for variable, value in environment.items():

@@ -455,4 +455,4 @@ def _view_path(term: Term) -> str:
 
 
 def _ignore(*_arguments: Any) -> None:
-    """Nobody listens."""
+    """The default listener: does nothing."""

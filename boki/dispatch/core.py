@@ -387,7 +387,7 @@ class Dispatch:
         live.held.clear()
 
     def _give_up(self, live: LiveCall) -> None:
-        """Nobody waits for the call, nor for those that it waits for. If a worker has it, it ends when that says so."""
+        """Abandon the call and those that it waits for. If a worker has it, it ends when that says so."""
         for child in list(live.children.values()):
             self._give_up(child)
         if live.answered:

@@ -33,7 +33,7 @@ class Budget:
     held_bytes: int = 64 * MIB
     """Payloads of the calls that are queued or running."""
     waiting_per_worker: int = 1024
-    """Calls of an `async` worker that wait for a child, beside those that run."""
+    """Calls of an `async` worker that wait for a child, in addition to those that run."""
     extra_workers: int = 32
     """Blocking workers beyond `max_workers`, while calls wait for a child in this many others."""
     engine_workers: int = 512
@@ -74,7 +74,7 @@ class SendCall:
 
 @dataclass(frozen=True, slots=True)
 class SendCancel:
-    """Tell the worker that nobody waits for the call any more. → `call_ended`"""
+    """Tell the worker that the call is no longer awaited. → `call_ended`"""
 
     worker: int
     ticket: int

@@ -79,7 +79,7 @@ class EngineWatcher(Protocol):
         """The engine is up, and stands so from now on."""
 
     def engine_lost(self, engine: NodeId) -> None:
-        """The engine is gone; nobody knows how far its calls came."""
+        """The engine is gone; how far its calls came is unknown."""
 
 
 class StreamControl(Protocol):

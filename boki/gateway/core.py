@@ -5,7 +5,7 @@ with a time after which to come again, because a queue in front of a full system
 call goes to the least busy engine that has its function; one without the index counts as twice as busy, because each
 log operation there is one more way over the network. Of equals one whose node has a primary is taken, so what little
 there is to do appends where the log is ordered. While no engine takes calls, because one is about to stop and the
-other has yet to start, calls that nobody has begun are held, for a few seconds at most. The engine enforces the call's
+other has yet to start, calls that have not begun are held, for a few seconds at most. The engine enforces the call's
 deadline; the gateway looks at it too, a grace later, for the case that the engine's answer is lost.
 
 Every call that is started ends exactly once: by `finish`, or by a `CallGivenUp` of `lose_engine` (its engine is gone)
@@ -186,7 +186,7 @@ class GatewayCore:
         return list(self._held)
 
     def lose_engine(self, node: NodeId) -> list[CallGivenUp]:
-        """The engine is gone: the calls it had may have run in part, and nobody will answer them."""
+        """The engine is gone: the calls it had may have run in part, and no answer will come."""
         lost = self._engines.pop(node, None)
         if lost is None:
             return []

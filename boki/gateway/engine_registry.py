@@ -2,7 +2,7 @@
 
 An engine is up once it has said, in the incarnation that is registered, that it is ready and what can be called. One
 that has been silent for a while gets nothing new; one that is silent for long, is registered no more, or has come back
-as another incarnation is lost: what it was doing, nobody will tell. It is polled on, and is up again when it answers.
+as another incarnation is lost: the outcome of its calls is unknown. It is polled on, and is up again when it answers.
 """
 
 from __future__ import annotations

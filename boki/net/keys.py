@@ -225,7 +225,7 @@ def _read(path: Path) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """Replace the file in one step; only its owner may read it. The list is public, but nobody else needs it."""
+    """Replace the file in one step; only its owner may read it. The list is public, but no other user needs it."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.unlink(missing_ok=True)
     try:

@@ -222,7 +222,7 @@ class ZmqLinks:
         self._close_unused()
 
     def _close_unused(self) -> None:
-        """Close connections that lead to nobody who is known."""
+        """Close connections to peers that are no longer known."""
         used = {id(outbox) for peer in self._peers.values() for outbox in peer.outboxes.values()}
         for way, outbox in list(self._outboxes.items()):
             if id(outbox) not in used:

@@ -206,4 +206,4 @@ class RoleCoordinator:
 
 
 def ignore(*_arguments: Any) -> None:
-    """Nobody listens."""
+    """The default listener: does nothing."""

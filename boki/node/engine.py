@@ -1,4 +1,4 @@
-"""An engine: functions, and the log beside them: with the index of all logs, or through engines that have it.
+"""An engine: functions, and their log: with the index of all logs, or through engines that have it.
 
 How many engines hold the index is in the plan (`index_replicas`; 0: all). An engine that finds no slot free is a relay;
 when a slot is let go it drains and begins again with the index. An engine that was halted for too long loses its slot
@@ -281,7 +281,7 @@ class EngineIncarnation(RoleIncarnation[EngineNodeConfig]):
 
     async def drain(self) -> None:
         """Calls that run may end, new ones go elsewhere; then the shards are closed and the index is saved, so that
-        nobody waits for this engine's records and its next start is quick.
+        no reader waits for this engine's records and its next start is quick.
         """
         if self.remote is None:
             return

@@ -32,7 +32,7 @@ class Binding(msgspec.Struct, frozen=True):
 
 
 class Home:
-    """An open directory: nobody else has it. `ConfigError` if it is another node's, `DataDirectoryInUse` if it runs."""
+    """An open and locked directory. `ConfigError` if it is another node's, `DataDirectoryInUse` if it runs."""
 
     def __init__(self, path: Path, node: NodeId, role: Role) -> None:
         self.path = path

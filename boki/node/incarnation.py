@@ -7,7 +7,7 @@ session are the node's (`boki.node.run`), which may play several roles.
 
 An incarnation ends in one of these ways. *Stopped*: it was told to, and has drained. *Expired*: the coordinator gave it
 up, so others may act as if it were dead. *Fenced*: the log itself has shut this incarnation out. *Stale*: what its
-index lacks is kept by nobody any more, and a newer one must be taken. After these three the role begins again, as
+index lacks is no longer kept anywhere, and a newer one must be taken. After these three the role begins again, as
 another incarnation where that is one of the process. *Promoted*, *demoted*: it has drained, and begins again as
 something more, or less. *Failed*: its disk, or its code; the process ends, with all roles of the node.
 """
@@ -311,7 +311,7 @@ class RoleIncarnation(Generic[ConfigType]):
             self.disk.close()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do something beside; it ends with the incarnation."""
+        """Run a background task; it ends with the incarnation."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._on_done)

@@ -1,7 +1,7 @@
-"""Is what is ordered also applied? A log whose tail grows while nothing of it is applied is told of, once a while.
+"""Watchdog of the index: warns while a log grows and nothing of it is applied.
 
-It happens when records that a cut orders can be had from nobody, or when the sequencers are heard and nobody gives the
-entries out: reads stop, and nothing else would say why.
+It happens when no node has the records that a cut orders, or when the sequencers are heard and no entries come: reads
+stop, and nothing else would say why.
 """
 
 from __future__ import annotations

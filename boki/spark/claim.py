@@ -3,7 +3,7 @@
 A claim is a conditional record, and whatever the run notes is appended on condition that its claim is still the last. A
 run that starts while another has not ended **knocks**, by a record, and the other answers if it lives. If it does, the
 newcomer goes away; if nobody answers, it takes over, and the other's notes are refused from then on, should it be
-there after all. So an idle pipeline costs the log nothing, and who was killed is in nobody's way for long.
+there after all. So an idle pipeline costs the log nothing, and a run that was killed blocks others only briefly.
 
 The records carry system tags: a retention of the progress book does not take away what fences.
 """
@@ -173,7 +173,7 @@ class Doorkeeper:
             action()
 
     def close(self) -> None:
-        """Answer nobody any more."""
+        """Stop answering."""
         self._ends.set()
 
     def _listen(self) -> None:

@@ -22,7 +22,7 @@ from boki.log.record import Record
 SINK_TAG_PREFIX: Final = "!spark:"
 """The tags by which sinks find their place again; they stand on some records, and no reader of rows wants them."""
 UNTAGGED: Final = "spark:untagged"
-"""Stands beside those on a row without tags: a record goes with the last of its tags, and sinks trim theirs."""
+"""An extra tag on a row without tags: a record goes with the last of its tags, and sinks trim theirs."""
 LEDGER: Final = "spark:sinks"
 """The book in which sinks note their commits: the last one of each query, by its id as a tag."""
 _SMALL: Final = 24
@@ -34,7 +34,7 @@ TYPES: Final = {"seqnum": pa.int64(), "book": pa.string(), "time": _TIME, "tags"
 
 
 class Columns(msgspec.Struct, frozen=True):
-    """Records as Arrow arrays of one length. What nobody wants is None."""
+    """Records as Arrow arrays of one length. A column that is not read is None."""
 
     count: int
     seqnum: Any

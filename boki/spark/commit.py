@@ -1,4 +1,4 @@
-"""The end of a batch: the driver notes in the ledger that it is complete, and takes away what nobody needs any more.
+"""The end of a batch: the driver notes in the ledger that it is complete, and removes what is no longer needed.
 
 The note stands only if the ledger is as the driver has read it: of two drivers one notes the batch, and the other sees
 that it is noted. After that the lanes are trimmed by their own tags, so that users' trims take the rows.
@@ -45,7 +45,7 @@ def commit(write: str, batch: int, lanes: Sequence[LaneNote], *, is_final: bool 
 
 
 def give_up(write: str, batch: int) -> Steps[None]:
-    """The batch has failed, and nobody continues with it. Best effort: what is not noted is given up by its age."""
+    """The batch has failed, and no task continues with it. Best effort: what is not noted is given up by its age."""
     ledger = Ledger(write)
     yield from ledger.catch_up()
     if (ledger.under_way, ledger.complete < batch) == (batch, True):

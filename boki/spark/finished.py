@@ -1,4 +1,4 @@
-"""Finished writes: what a write of a `writeId` has left in its lanes goes, once nobody can be late any more.
+"""Finished writes: removes what a write with a `writeId` has left in its lanes, once no task can be late.
 
 The last note of a complete write carries a tag more, which all such writes share. Whoever commits one looks at the
 oldest few under it. Of those that are older than `SILENT_US`, by the log's time, the lanes are trimmed of their tags,

@@ -16,7 +16,7 @@ crash does it. So at every moment each table has whole batches only, and each on
 
 A batch is on the disk before it is renamed, and its new name before `Lake.place` returns; so is what Spark has planned
 of it. Whatever is said of the batch afterwards, in the progress book or by Spark's commit, outlives a power cut no
-better than the batch. That Spark's commit is on the disk nobody sees to: without it the batch comes again.
+better than the batch. Spark's commit is not synced: if it is lost, the batch comes again.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Lake:
         return max((int(name) for name in names if name.isdigit()), default=-1)
 
     def last(self) -> tuple[int, Manifest | None] | None:
-        """The last batch that is there; None if there is none. Without a manifest it is nobody's."""
+        """The last batch that is there; None if there is none. One without a manifest does not count."""
         batches = self._batches()
         return (batches[-1], self.manifest(batches[-1])) if batches else None
 

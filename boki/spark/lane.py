@@ -135,7 +135,7 @@ class Lane:
         return True
 
     def _append(self, rows: Rows) -> Steps[bool]:
-        """Append the chunk. False: somebody else has, or nobody knows, or it is too large for this system."""
+        """Append the chunk. False: another task has, or that is unknown, or it is too large for this system."""
         if self._has_waited and not self._last:
             yield from self._attempt.check()  # lanes that are cleared look as if nobody had been here
         chunk = rows.chunk(self._book, self._first_tag, self._tag, self._last)

@@ -24,7 +24,7 @@ _PART_BYTES: Final = DEFAULT_LIMITS.record_bytes // 2
 FINISHED_TAG: Final = f"{SINK_TAG_PREFIX}!finished"
 """On the last note of each write that has one batch only, until its lanes are cleared (`boki.spark.finished`)."""
 SILENT_US: Final = 48 * 3600 * 1_000_000
-"""After this long, by the log's time, without a note of a write nobody is at work on it any more."""
+"""A write without a note for this long, by the log's time, is abandoned."""
 _NAMED: Final = 5
 Place = tuple[int, str]
 """A partition and a book."""
@@ -81,7 +81,7 @@ class Complete(msgspec.Struct, frozen=True, kw_only=True, tag="complete"):
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
-    """The batch is given up: its driver says that nobody continues with it."""
+    """The batch is given up: its driver says that no task continues with it."""
 
     batch: int
 
@@ -175,7 +175,7 @@ class Ledger:
             self.add(record)
 
     def note(self, note: _Note, *, if_unchanged: bool = False, is_final: bool = False) -> Steps[int | None]:
-        """Append a note; None: rejected, or nobody knows. `if_unchanged`: only if this is still the ledger's end.
+        """Append a note; None: rejected, or unknown. `if_unchanged`: only if this is still the ledger's end.
         `is_final`: the last one of this write.
         """
         when = (Expect(self.tag, self.last_seqnum),) if if_unchanged else ()
@@ -190,7 +190,7 @@ class Ledger:
             tries += 1
 
     def note_complete(self, batch: int, lanes: Sequence[LaneNote], *, is_final: bool = False) -> Steps[bool]:
-        """Append that the batch is complete, if the ledger is as it was read; False: it is not, or nobody knows.
+        """Append that the batch is complete, if the ledger is as it was read; False: it is not, or that is unknown.
         `is_final`: the write has no other batch.
         """
         for note in list(parts_of(batch, lanes)):

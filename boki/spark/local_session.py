@@ -47,7 +47,7 @@ def session(
 ) -> SparkSession:
     """A session with everything set: Java, this Python for the workers, the local address, no progress on the console.
 
-    `master` None: where `spark-submit` says. `config` is set beside and wins. A session that runs already is given
+    `master` None: where `spark-submit` says. `config` is set, too, and wins. A session that runs already is given
     back, with `config` set in it as far as Spark can. `said`: the file for what the JVM and its workers write, which
     else goes to this process's own outputs. `ConfigError` says what is missing and how to install it.
     """
@@ -100,7 +100,7 @@ def _launch(settings: dict[str, str], said: IO[bytes]) -> None:
 
 
 def prepare_environment(*, is_local: bool) -> None:
-    """Set what a session of this process needs in its environment, where nobody has set it: Java and Python."""
+    """Set what a session of this process needs in its environment, where it is not set: Java and Python."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     if is_local:

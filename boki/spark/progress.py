@@ -6,8 +6,8 @@ many
 repeats all books, and what lies before is trimmed: so the book, and what a reader goes through, grow with the number of
 LogBooks and not with time. A part may be there twice, because a run was killed between its appends: it says the same.
 
-Beside these stands the id of each lake that was ever begun with this book (`register`): some bytes, permanently, by
-which a lake of another system is told from one of this.
+The book also has the id of each lake that was ever begun with it (`register`): some bytes, permanently, by which a lake
+of another system is told from one of this.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from boki.log.metalog import Positions
 RECORDS_A_TASK = 50_000
 """A task is not worth its start for much less."""
 MOST_PARTITIONS = 8
-"""Partitions of a read for which nobody has asked for a number."""
+"""Default number of partitions of a read."""
 
 
 class Segment(msgspec.Struct, frozen=True):

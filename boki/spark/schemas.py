@@ -115,7 +115,7 @@ def _check_once(around: str, kind: StructType) -> None:
 
 
 def _hint(kind: str) -> str:
-    """What to write instead of a type that nobody may have written."""
+    """What to write instead of a type that Spark may have chosen by itself."""
     return "; spark.sql.timestampType makes timestamp mean that: write timestamp_ltz" if kind == "timestamp_ntz" else ""
 
 

@@ -1,4 +1,4 @@
-"""Slots: under which tags batches are written that nobody names.
+"""Slots: the tags under which batches without a name are written.
 
 A write needs tags of its own while it continues, and what fences its late tasks must outlive them (`boki.spark.lane`).
 If each write had its own, they would pile up in the index forever. So writes are batches of **slots**, as micro-batches
@@ -31,9 +31,9 @@ _FAILED_US: Final = 5 * _MINUTE_US
 
 
 def take_slot(owner: str) -> Steps[tuple[str, int]]:
-    """The id of a write and the number of its batch, which nobody else has. `boki.spark.commit` gives it back.
+    """The id of a write and the number of its batch, which no other has. `boki.spark.commit` gives it back.
 
-    `owner`: an id that nobody else has, by which an answer that was lost is found again.
+    `owner`: a unique id, by which an answer that was lost is found again.
     """
     busy: list[tuple[str, Ledger]] = []
     now_us = 0
@@ -45,7 +45,7 @@ def take_slot(owner: str) -> Steps[tuple[str, int]]:
         if ledger.under_way > ledger.complete:
             busy.append((slot, ledger))
             continue
-        if not ledger.last_seqnum:  # nobody has had it: rather one that was given up
+        if not ledger.last_seqnum:  # it was never used: rather one that was given up
             taken = yield from _take_given_up(busy, now_us, owner)
             if taken is not None:
                 return taken

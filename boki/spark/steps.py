@@ -66,7 +66,7 @@ def again(tries: int, what: str) -> Steps[None]:
 
 
 def append(operation: Append) -> Steps[int | None]:
-    """The first seqnum of what was appended; None: it was rejected, or nobody knows."""
+    """The first seqnum of what was appended; None: it was rejected, or that is unknown."""
     try:
         answer = yield operation
     except (ConnectionLost, DeadlineExceeded):

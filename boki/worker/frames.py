@@ -25,7 +25,7 @@ VERSION: Final = 5
 engine; then the engine must be restarted."""
 
 _HEADROOM_BYTES: Final = 256 * KIB
-"""What a frame may need beside the bytes that `Limits` speaks of: names, positions, tags, a traceback."""
+"""What a frame may need in addition to the bytes that `Limits` counts: names, positions, tags, a traceback."""
 _LENGTH_BYTES: Final = 4
 _ZYGOTE_FRAME_BYTES: Final = 16 * MIB
 MAX_SOURCES_BYTES: Final = 2 * MIB
@@ -131,7 +131,7 @@ class Streamed(Frame, frozen=True, tag=10):
 
 
 class AbandonRead(Frame, frozen=True, tag=12):
-    """Nobody waits any more for the read that was asked for with this `LogRequest`, which may be answered already."""
+    """The read of this `LogRequest` is no longer awaited. It may have been answered already."""
 
     id: int
 
@@ -173,7 +173,7 @@ class Start(Frame, frozen=True, tag=21):
 
 
 class Cancel(Frame, frozen=True, tag=22):
-    """Nobody waits for the call any more: end it. → `Ended`, or the worker is killed"""
+    """The call is no longer awaited: end it. → `Ended`, or the worker is killed"""
 
     ticket: int
 

@@ -173,7 +173,7 @@ def _connect(url: str, timeout_s: float) -> http.client.HTTPConnection:
 
 
 def _has_ended(connection: http.client.HTTPConnection) -> bool:
-    """Whether an idle connection can be read: nobody owes us an answer, so that is its end."""
+    """Whether an idle connection can be read: no answer is due, so that is its end."""
     poll = select.poll()
     poll.register(connection.sock, select.POLLIN)
     return bool(poll.poll(0))

@@ -362,14 +362,14 @@ def went_on(known: Waiting | None, entry: Started | Retrying | Suspended, seqnum
 
 
 def acceptance_tags(entry: Accepted) -> list[str]:
-    """The tags of an acceptance beside its id: a call that this one reports to finds it by the second."""
+    """The tags of an acceptance, apart from its id: a call that this one reports to finds it by the second."""
     chosen = entry.call.chosen
     reports_to = "" if chosen is None else chosen.reports_to
     return [ACCEPTED_TAG, starts_tag(reports_to)] if reports_to else [ACCEPTED_TAG]
 
 
 def end_tags(entry: Finished) -> list[str]:
-    """The tags of a call's end beside its id: by which lists find it, and what waits for it."""
+    """The tags of a call's end, apart from its id: by which lists find it, and what waits for it."""
     found = [FINISHED_TAG]
     found += [ends_tag(waiter) for waiter in dict.fromkeys((entry.reports_to, entry.watcher)) if waiter]
     match entry.state:

@@ -1,4 +1,4 @@
-"""`FunctionHost`: runs functions in worker processes. The shell of dispatch beside it, which decides everything.
+"""`FunctionHost`: runs functions in worker processes. The shell of the dispatch core, which decides everything.
 
 It carries out what dispatch asks, tells it what workers say and how they end, watches their memory, and keeps the
 catalog of modules in step with the functions folder.
@@ -242,7 +242,7 @@ class FunctionHost:
         return ticket
 
     def cancel_call(self, ticket: int) -> None:
-        """Nobody waits for the call any more: its `done` is not called, and its function is cancelled."""
+        """Abandon the call: its `done` is not called, and its function is cancelled."""
         self.streams.close(ticket)
         if self._done.pop(ticket, None) is not None:
             if self._watch_calls is not None:

@@ -47,7 +47,7 @@ class LogDoor(Protocol):
         """Carry out an operation; `finish(answer, positions)` is called once, in the same loop, maybe at once."""
 
     def abandon(self, finish: Finish) -> None:
-        """Nobody waits any more for the read that was submitted with this `finish`, which is not called from now on.
+        """Stop waiting for the read that was submitted with this `finish`, which is not called from now on.
 
         Repeatable.
         """

@@ -172,7 +172,7 @@ class Gateway:
         await self._server.wait_closed()
 
     def _cut_off(self) -> None:
-        """Nothing is waited for any longer: each handler answers that nobody knows how far its request came."""
+        """Cancel all requests in flight: each handler answers that the outcome is unknown."""
         self._is_cut_off = True
         for task in list(self._under_way):
             task.cancel()

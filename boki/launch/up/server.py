@@ -44,7 +44,7 @@ class Supervisor:
         on_event: OnEvent,
         zygote_program: Sequence[str] = zygote.PROGRAM,
     ) -> None:
-        """`about` says what the file in `folder` is to tell beside the processes; their logs are in `folder`/logs.
+        """`about` says what the file in `folder` is to tell besides the processes; their logs are in `folder`/logs.
         `zygote_program`: see `zygote.command`.
         """
         self.core = SupervisorCore(processes)

@@ -474,7 +474,7 @@ class Queues(Registry[Following]):
         self.bodies = BodyStore()
 
     async def come_to_rest(self, patience_s: float) -> None:
-        """Until nothing continues beside what is waited for: checkpoints, trims, giving back."""
+        """Wait until no background work is left: checkpoints, trims, giving back."""
         for followed in self:
             followed.hurry()
         if readers := [one.reader for one in self if one.reader is not None and not one.has_callers]:

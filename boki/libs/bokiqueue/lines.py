@@ -324,11 +324,11 @@ class Line:
 
     @property
     def is_giving_back(self) -> bool:
-        """Whether messages that nobody has received are still to be given back."""
+        """Whether messages that no caller has received are still to be given back."""
         return bool(self.backs or (self.outstanding is not None and self.outstanding.backs))
 
     def give_back_unknown(self) -> None:
-        """Pops of acts that nobody waits for any more: that they were carried out is only known now."""
+        """Give back pops of commands that no caller waits for: that they were carried out is only known now."""
         known = self._last_token  # one record may have given messages of several groups
         for popped in self.state.takers.popped.get(self._taker, []):
             if popped.token > known and popped.deliveries:
@@ -336,7 +336,7 @@ class Line:
                 self.release(popped.group, popped.deliveries)
 
     def release(self, group: str, deliveries: Iterable[Delivery]) -> None:
-        """Nobody is there any more to have these: others should."""
+        """Give back messages whose caller has gone, so that others get them."""
         messages = [(one.spot.pos, one.token) for one in deliveries]
         for start in range(0, len(messages), MAX_SETTLED):
             self.backs.append(Settle(group, GIVE_BACK, messages[start : start + MAX_SETTLED]))

@@ -1,6 +1,6 @@
 """Keeping a queue small: checkpoints, trims, and carrying what lingers.
 
-Upkeep is done beside the work by processes that consume, and by those that push what expires. A checkpoint is due after
+Upkeep is background work of processes that consume, and of those that push what expires. A checkpoint is due after
 this many records of a shard, and written by the process whose act was the last of them. Two that do it at once do no
 harm: of two writers one gives up (`boki.libs.fold.checkpoints`).
 

@@ -105,7 +105,7 @@ class Checkpoints(Generic[S]):
 
     def save(self, data: bytes, covers: int, floor: int, tags: Sequence[str]) -> Steps[End | None]:
         """Write the state after record `covers`, taken before this begins, as it continues meanwhile; its end, which
-        has these tags beside that of checkpoints. None: another process was quicker, or has written a later one.
+        has these tags and that of checkpoints. None: another process was quicker, or has written a later one.
         """
         try:
             last = yield from tail(self.tag)

@@ -31,7 +31,7 @@ F = TypeVar("F", bound=Followed)
 
 
 class Registry(Generic[F]):
-    """What is followed over one connection, by book and name, and the tasks that continue beside the callers."""
+    """What is followed over one connection, by book and name, and the background tasks."""
 
     def __init__(self) -> None:
         self.tasks = Tasks()
@@ -68,7 +68,7 @@ class Registry(Generic[F]):
 
 
 class Tasks:
-    """Work that continues beside the callers: checkpoints, trims, clean-up."""
+    """Background work: checkpoints, trims, clean-up."""
 
     def __init__(self) -> None:
         self._running: set[asyncio.Task[None]] = set()

@@ -270,7 +270,7 @@ class FunctionCalls:
         """An engine has answered. One that cannot run the call at all may leave it to another."""
         failure = outcome.failure
         if failure is not None and failure.code == Unavailable.code and failure.outcome == "not_applied":
-            with suppress(BokiError, KeyError):  # no other engine has room, or nobody waits any more
+            with suppress(BokiError, KeyError):  # no other engine has room, or the caller has gone
                 self._dispatch(self._late(call), failure)
                 return
         self._end(call, outcome)

@@ -269,7 +269,7 @@ def _too_large(limit: int, what: str) -> TooLarge:
 
 @contextmanager
 def while_connected(request: BaseRequest) -> Iterator[None]:
-    """For a long poll: what is awaited here is cancelled if the connection closes. Nobody would have its answer."""
+    """For a long poll: what is awaited here is cancelled if the connection closes. Its answer would reach no client."""
     connection = connection_of(request)
     if request.transport is None:
         raise ConnectionResetError("the client has left")

@@ -1,8 +1,8 @@
 """What the gateway counts, and how Prometheus reads it.
 
-Counting stands on the path of every call, so it is a few additions into plain lists; the work is done when somebody
-scrapes. The sets of labels are bounded: functions by what is registered, routes by what exists, codes by the errors
-that exist. What nobody knows is counted under `other`.
+Counting stands on the path of every call, so it is a few additions into plain lists; the work is done at a scrape.
+The sets of labels are bounded: functions by what is registered, routes by what exists, codes by the errors that exist.
+What is unknown is counted under `other`.
 """
 
 from __future__ import annotations
