@@ -27,7 +27,7 @@ from boki.libs.bokiflow.face.calls import GatewayCalls
 from boki.libs.bokiflow.face.looking import look
 from boki.libs.bokiflow.face.queues import Queues
 from boki.libs.bokiflow.face.registered import book_of, is_workflow, workflow_info
-from boki.libs.bokiflow.face.shapes import Count, SpanShape, WorkflowBody, span_shape, state_shape
+from boki.libs.bokiflow.face.shapes import Count, SpanBody, WorkflowBody, state_shape
 from boki.libs.bokiflow.gates.marks import gate_id_of, marks_of
 from boki.libs.bokiflow.handles import MAX_ID_CHARS, Handle, WorkflowStatus, state_of
 from boki.libs.bokiflow.refusals import no_such_workflow
@@ -205,7 +205,7 @@ async def _state(asked: Asked, wait_s: Wait = 0, book: Book = "") -> object:
         "began_us": Count,
         "continuations": Count,
         "span_count": Count,
-        "spans": list[SpanShape],
+        "spans": list[SpanBody],
     },
     answer_bytes=lambda _: _HISTORY_BYTES,
 )
@@ -222,7 +222,7 @@ async def _history(
         "began_us": seen.began_us,
         "continuations": seen.continuations,
         "span_count": len(seen.spans),
-        "spans": [span_shape(span) for span in shown],
+        "spans": [SpanBody(**msgspec.structs.asdict(span)) for span in shown],
     }
 
 

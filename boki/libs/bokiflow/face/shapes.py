@@ -12,29 +12,12 @@ from boki.gateway.server.http.openapi_parts import TEXT, Json, array_of, object_
 from boki.libs.bokiflow.face.queues import Place
 from boki.libs.bokiflow.handles import WorkflowStatus, state_of
 from boki.libs.bokiflow.schedules.spec import OVERLAPS
-from boki.libs.bokiflow.timeline import Span
+from boki.libs.bokiflow.timeline import Kind, SpanState
 from boki.protocol.calls import Attribute, InvocationState
 
 Count = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(ge=0)]
 _COUNT: Final[Json] = {"type": "integer", "minimum": 0}
-_SPAN: Final = object_of(
-    {
-        "kind": {"enum": ["step", "call", "timer", "decision", "message"]},
-        "name": TEXT,
-        "state": {"enum": ["done", "failed", "unknown", "retrying", "open"]},
-        "from_us": _COUNT,
-        "until_us": _COUNT,
-    },
-    {
-        "n": _COUNT | {"description": "The number of the command, in the order of their starts"},
-        "next_us": _COUNT | {"description": "When the next attempt is due"},
-        "attempts": _COUNT,
-        "error": TEXT,
-        "value": TEXT | {"description": "What it ended with, cut"},
-    },
-    "Something that a workflow did or was told",
-)
 _SECONDS: Final[Json] = {"type": "number", "minimum": 0}
 _OVERLAP: Final[Json] = {"enum": list(OVERLAPS)}
 _SPEC: Final[Json] = {
@@ -67,7 +50,6 @@ _SCHEDULE: Final = object_of(
     "A schedule",
 )
 ScheduleShape = Annotated[Any, Meta(extra_json_schema=_SCHEDULE)]
-SpanShape = Annotated[Any, Meta(extra_json_schema=_SPAN)]
 
 
 class WorkflowBody(CallBody, frozen=True, kw_only=True, omit_defaults=True):
@@ -96,7 +78,16 @@ def state_shape(call: InvocationState, queue: Place | None = None) -> WorkflowBo
     )
 
 
-def span_shape(span: Span) -> dict[str, Any]:
-    """A span without the fields that say nothing."""
-    found: dict[str, Any] = msgspec.to_builtins(span)
-    return {name: value for name, value in found.items() if value not in ("", 0, -1) or (name == "n" and value >= 0)}
+class SpanBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Something that a workflow did or was told."""
+
+    kind: Kind
+    name: str
+    state: SpanState
+    from_us: Count
+    until_us: Count
+    n: Annotated[int, Meta(description="The number of the command, in the order of their starts")] = -1
+    next_us: Annotated[Count, Meta(description="When the next attempt is due")] = 0
+    attempts: Count = 0
+    error: str = ""
+    value: Annotated[str, Meta(description="What it ended with, cut")] = ""
