@@ -167,6 +167,20 @@ def test_a_bad_header_is_400_and_named(header: str, value: str) -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize(("header", "value"), [("Boki-Timeout", "soon"), ("Boki-Position", "nonsense")])
+def test_a_bad_header_starts_no_workflow(header: str, value: str) -> None:
+    """Also where the request itself has no use for what it says."""
+
+    async def scenario() -> None:
+        async with serving() as (_, backend, http):
+            async with http.post("/flow/echo?id=a", headers={header: value}, json={}) as response:
+                body = await refused(response, 400, "invalid_argument")
+            assert body["details"]["field"] == header, "before it looks for the workflow"
+            assert not backend.started
+
+    run(scenario())
+
+
 def test_unknown_functions_are_404_with_close_names() -> None:
     """A typing error is told what it was meant to be."""
 
