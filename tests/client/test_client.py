@@ -12,7 +12,7 @@ import pytest
 from aiohttp.helpers import calculate_timeout_when
 
 from boki import Context, blocking, function
-from boki.api.http.exchange import HttpAnswer, HttpRequest, check_url, error_of
+from boki.api.http.exchange import HttpAnswer, HttpRequest, call_request, check_url, error_of
 from boki.client import BlockingClient, Client
 from boki.errors import (
     BokiError,
@@ -353,6 +353,15 @@ def test_an_answer_that_never_comes_ends_at_the_deadline() -> None:
             assert (caught.value.outcome, caught.value.retryable) == ("unknown", True)
 
     run(scenario())
+
+
+def test_the_acceptance_of_a_call_is_not_waited_for_all_day() -> None:
+    """A gateway gives up after 30 s; one whose machine is gone says nothing at all."""
+    options: dict[str, Any] = {"book": None, "key": None}
+    accepted = call_request("/asyncFunction/", "echo", 1, {}, **options)
+    assert accepted.request.timeout_s < 60
+    called = call_request("/function/", "echo", 1, {}, **options)
+    assert called.request.timeout_s > 3600, "its function may take so long"
 
 
 def test_a_long_deadline_is_not_rounded_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,8 @@ _MARGIN_S: Final = 0.5
 """The gateway answers at the deadline; its client waits so much longer for that answer. A caller feels all of it if the
 gateway does not run.
 """
+_ACCEPTED_S: Final = 45.0
+"""How long a client waits until a logged call is accepted: gateways give up after 30 s."""
 
 _SEQNUM: Final = re.compile(r"[0-9]{1,19}")
 _KEY: Final = re.compile(r"[ -~]{1,255}")
@@ -220,7 +222,8 @@ def call_request(
             )
         headers[TIMEOUT] = f"{timeout_s:.6f}"
     delay = f"?delay_s={delay_s:.6f}" if check_seconds(delay_s, "delay_s", positive=False) else ""
-    wait_s = min(MAX_TIMEOUT_S if timeout_s is None else timeout_s, MAX_TIMEOUT_S) + _MARGIN_S
+    longest_s = _ACCEPTED_S if path == "/asyncFunction/" else MAX_TIMEOUT_S
+    wait_s = min(longest_s if timeout_s is None else timeout_s, longest_s) + _MARGIN_S
     return Asked(HttpRequest("POST", f"{path}{quote(name, safe='')}{delay}", wait_s, headers, data.data), decode)
 
 
