@@ -84,10 +84,13 @@ class Body:
             return await BodyThread(self._fn, self._arguments).run(self.step)
         except (GeneratorExit, ContinueAsNew):
             raise
-        except BaseException as error:
-            if self._compensations:
+        except BaseException as raised:
+            error = _ungrouped(raised)
+            if self._compensations and not isinstance(error, ContinueAsNew):
                 await self._compensate(error)
-            raise
+            if error is raised:
+                raise
+            raise error from None
 
     async def _compensate(self, cause: BaseException) -> None:
         failed = []
@@ -238,6 +241,21 @@ class Body:
         if self.joined is not None:
             raise WrongState("a workflow that is part of a transaction cannot continue as new: call it outside of it")
         raise ContinueAsNew(payload)
+
+
+def _ungrouped(error: BaseException) -> BaseException:
+    """What counts of the errors of a `TaskGroup` in which a task has the workflow continue as new: the other ones, if
+    there are any.
+    """
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    again, others = error.split(ContinueAsNew)
+    if again is None or others is not None:
+        return others or error
+    found: BaseException = again
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    return found
 
 
 BODY: ContextVar[Body | None] = ContextVar("boki_flow_body", default=None)

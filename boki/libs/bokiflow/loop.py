@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from asyncio import events
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextvars import Context
 from typing import Any, Final, NoReturn, TypeVar, TypeVarTuple
 
@@ -90,14 +91,22 @@ class FlowLoop(asyncio.AbstractEventLoop):
         outer = events._get_running_loop()  # noqa: SLF001 - as every loop does
         self._is_running = True
         events._set_running_loop(self)  # noqa: SLF001
+        outer_hooks = sys.get_asyncgen_hooks()
+        sys.set_asyncgen_hooks(None, self._finalize)  # else the worker's loop would run the rest of the generator
         try:
             while ready:
                 handle = ready.popleft()
                 if not handle._cancelled:  # noqa: SLF001
                     handle._run()  # noqa: SLF001
         finally:
+            sys.set_asyncgen_hooks(*outer_hooks)
             events._set_running_loop(outer)  # noqa: SLF001
             self._is_running = False
+
+    def _finalize(self, generator: AsyncGenerator[Any, Any]) -> None:
+        """Nothing refers to an `async` generator that was not read to its end: its `finally` runs as a task."""
+        if self._is_running and not self._is_closed:
+            self.create_task(generator.aclose())
 
     def put_away(self) -> None:
         """End all tasks without letting them do anything: the workflow continues elsewhere, or later."""

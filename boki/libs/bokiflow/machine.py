@@ -19,7 +19,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from contextvars import Context
 from heapq import heappop, heappush
-from typing import Any, Protocol, assert_never
+from typing import Any, Final, Protocol, assert_never
 
 from boki.extending import Payload, decode_any, encode_any
 from boki.libs.bokiflow.history import History, describe
@@ -43,6 +43,10 @@ from boki.libs.bokiflow.records import (
     Rewound,
 )
 from boki.libs.bokiflow.refusals import Diverged, cancelled, diverged, unfinished
+
+_NEVER_US: Final = 253_402_300_799_000_000
+"""The end of the year 9999: timers of an infinite time, as of `asyncio.timeout(math.inf)`, are due then."""
+_BY_ITSELF: Final = "it cancelled itself, or awaited what was cancelled"
 
 
 class Work(Protocol):
@@ -240,12 +244,10 @@ class Machine:
         """Run the body until it is quiet, and again while a condition that it waits for has come true."""
         self.loop.run_until_quiet()
         while self._conditions and self.diverged is None:
-            met = [pair for pair in self._conditions if not pair[1].done() and self._context.run(pair[0])]
-            if not met:
-                self._conditions = [pair for pair in self._conditions if not pair[1].done()]
+            waiting = [pair for pair in self._conditions if not pair[1].done()]
+            self._conditions = [pair for pair in waiting if not self._context.run(_settle, *pair)]
+            if len(self._conditions) == len(waiting):
                 return
-            for _, future in met:
-                future.set_result(None)
             self.loop.run_until_quiet()
 
     # what the body does
@@ -340,7 +342,8 @@ class Machine:
             self._diverge(recorded, f"started timer#{n}")
             return
         self._timers[n] = handle
-        heappush(self._due, (self.began_us + round(when_s * 1e6), n))
+        due_us = self.began_us + when_s * 1e6
+        heappush(self._due, (round(due_us) if due_us < _NEVER_US else _NEVER_US, n))
 
     def _number(self) -> int:
         n = self.next_n
@@ -362,9 +365,8 @@ class Machine:
         except asyncio.CancelledError:
             if self._failure is not None:
                 raise self._failure from None
-            if self._cancel_reason is None:
-                raise
-            raise cancelled(self.name, self._cancel_reason) from None
+            reason = self._cancel_reason
+            raise cancelled(self.name, _BY_ITSELF if reason is None else reason) from None
         handlers = self.mailbox.running_handlers
         if handlers:
             raise unfinished(self.name, handlers)
@@ -426,6 +428,18 @@ class Machine:
             command = self._commands.get(recorded.n)
             did = started or (f"started {command}" if command is not None else "did not start it")
             self.diverged = diverged(self.name, describe(recorded), did)
+
+
+def _settle(condition: Callable[[], bool], future: FlowFuture[None]) -> bool:
+    """Whether the wait for the condition is over: it is true, or it has raised, which is for who waits."""
+    try:
+        is_over = bool(condition())
+    except Exception as error:  # noqa: BLE001 - it is the body's
+        future.set_exception(error)
+        return True
+    if is_over:
+        future.set_result(None)
+    return is_over
 
 
 def _matches(recorded: Done | Fired, work: Work) -> bool:

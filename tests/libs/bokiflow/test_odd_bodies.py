@@ -1,0 +1,169 @@
+"""Bodies that do odd things with asyncio: a workflow ends all the same, and in each replay alike."""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+import boki.testing
+from boki import FunctionFailed
+from boki.libs.bokiflow import flow, step, workflow
+
+pytestmark = pytest.mark.usefixtures("each_mode")
+
+UNDONE: list[str] = []
+
+
+@step
+async def echo(value: int) -> int:
+    return value
+
+
+@step
+async def undo(what: str) -> None:
+    UNDONE.append(what)
+
+
+@workflow
+async def impatient(fails_at: int) -> str:
+    looks = 0
+
+    def is_met() -> bool:
+        nonlocal looks
+        looks += 1
+        if looks == fails_at:
+            raise LookupError("nothing to look at")
+        return False
+
+    tasks = [asyncio.create_task(timer_of(n)) for n in range(3)]
+    try:
+        await flow.wait_for(is_met)
+    except LookupError as error:
+        await asyncio.gather(*tasks)
+        return str(error)
+    return "met"
+
+
+async def timer_of(n: int) -> None:
+    await flow.sleep(n)
+
+
+@pytest.mark.parametrize("fails_at", [1, 2])
+async def test_a_condition_that_raises_is_an_error_of_the_wait(
+    boki_context: boki.testing.Context, fails_at: int
+) -> None:
+    """It was an error of nobody, and the workflow waited for ever."""
+    handle = await impatient.start(boki_context, fails_at)
+    assert await handle.result() == "nothing to look at"
+
+
+@workflow
+async def gives_up(how: str) -> None:
+    flow.compensate(undo, how)
+    await echo(1)
+    task = asyncio.current_task()
+    assert task is not None
+    if how == "cancels itself":
+        task.cancel()
+        await flow.sleep(1)
+    raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize("how", ["cancels itself", "raises"])
+async def test_a_body_that_cancels_itself_has_ended(boki_context: boki.testing.Context, how: str) -> None:
+    """Nobody else has cancelled it, so it never ended, and undid nothing."""
+    UNDONE.clear()
+    handle = await gives_up.start(boki_context, how)
+    with pytest.raises(FunctionFailed, match=r"WorkflowCancelled: .*it cancelled itself, or awaited what was"):
+        await handle.result()
+    assert (await handle.status()).status == "cancelled"
+    assert [how] == UNDONE
+
+
+@workflow
+async def rounds(count: int) -> str:
+    if not count:
+        return "the last one"
+
+    async def begin_again() -> None:
+        await echo(count)
+        flow.continue_as_new(count - 1)
+
+    async with asyncio.TaskGroup() as outer, asyncio.TaskGroup() as inner:
+        outer.create_task(timer_of(1))
+        inner.create_task(begin_again())
+    return "not reached"
+
+
+async def test_a_task_of_a_group_continues_as_new(boki_context: boki.testing.Context) -> None:
+    """A group raises it in a group, which was no end of any kind."""
+    assert await (await rounds.start(boki_context, 2)).result() == "the last one"
+
+
+@workflow
+async def both_ways() -> None:
+    flow.compensate(undo, "both")
+
+    async def fail() -> None:
+        raise ValueError("no")
+
+    async def begin_again() -> None:
+        flow.continue_as_new()
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(fail())
+        group.create_task(begin_again())
+
+
+async def test_an_error_beside_a_continuation_counts(boki_context: boki.testing.Context) -> None:
+    """A workflow that has failed does not begin again."""
+    UNDONE.clear()
+    with pytest.raises(FunctionFailed, match="ExceptionGroup"):
+        await (await both_ways.start(boki_context)).result()
+    assert UNDONE == ["both"]
+
+
+@workflow
+async def patient(seconds: float) -> str:
+    async with asyncio.timeout(seconds or math.inf):
+        await echo(1)
+    waits = asyncio.create_task(asyncio.sleep(seconds or math.inf))
+    await flow.receive("go")
+    waits.cancel()
+    return "gone"
+
+
+@pytest.mark.parametrize("seconds", [0, 1e18])
+async def test_a_time_that_never_comes(boki_context: boki.testing.Context, seconds: float) -> None:
+    """As in asyncio: the wait is endless, and no error."""
+    handle = await patient.start(boki_context, seconds)
+    await handle.signal("go")
+    assert await handle.result(wait_s=100) == "gone"
+
+
+@workflow
+async def reads_some() -> list[int]:
+    got = []
+
+    async def numbers() -> AsyncIterator[int]:
+        try:
+            for n in range(5):
+                yield await echo(n)
+        finally:
+            got.append(await echo(-1))
+
+    async for n in numbers():
+        got.append(n)
+        if n == 1:
+            break
+    for n in (10, 11):
+        got.append(await echo(n))
+    return got
+
+
+async def test_a_generator_that_is_left_cleans_up_in_the_workflow(boki_context: boki.testing.Context) -> None:
+    """The worker's loop ran the rest of it, at a moment that no replay repeats."""
+    found: Any = await (await reads_some.start(boki_context)).result()
+    assert sorted(found) == [-1, 0, 1, 10, 11]
