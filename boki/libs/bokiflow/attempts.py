@@ -11,9 +11,9 @@ import inspect
 from collections.abc import Callable
 from contextvars import Context as Variables
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
-from boki import Context
+from boki import Context, InvalidArgument, TooLarge
 from boki.extending import Failure, Payload
 from boki.libs.bokiflow.clocks import FlowClock, FlowTimer
 from boki.libs.bokiflow.machine import Command
@@ -21,6 +21,9 @@ from boki.libs.bokiflow.records import Result, Retrying
 from boki.libs.bokiflow.stepping import ATTEMPT, STARTER, Attempt
 from boki.libs.bokiflow.work import StepWork
 from boki.libs.fold.current_step import CURRENT_STEP
+
+_ENTRY_BYTES: Final = 4_096
+"""What a record of a step's result needs beside the result, at most."""
 
 Ended = Callable[["Attempts", Result], None]
 Waiting = Callable[[], None]
@@ -51,6 +54,7 @@ class Attempts:
         "command",
         "count",
         "due_us",
+        "most_bytes",
         "work",
     )
 
@@ -80,6 +84,8 @@ class Attempts:
         self._waiting = waiting
         self._beating = beating
         self._ctx = ctx
+        self.most_bytes = ctx.logbook.session.caller.limits.record_bytes - _ENTRY_BYTES
+        """Of what a record holds of a result, a failure or a heartbeat."""
         self.due_us = 0
         """When the next attempt is due; 0: it is not waited for."""
         self._failure: Failure | None = None
@@ -149,6 +155,13 @@ class Attempts:
         ATTEMPT.set(Attempt(self._key, self.count, self._said, self._on_beat, self._ctx))
 
     def _on_beat(self, details: Payload) -> None:
+        if len(details.data) > self.most_bytes:
+            raise TooLarge(
+                f"details of a heartbeat may have {self.most_bytes:,} bytes, not {len(details.data):,}: write them "
+                "elsewhere, and give where they are",
+                field="details",
+                limit=self.most_bytes,
+            )
         self._said = details
         self._beating(self, details)
 
@@ -187,10 +200,16 @@ class Attempts:
 
     def _failed(self, error: BaseException) -> None:
         step = self.work.step
-        failure = step.failure(error)
+        failure = step.bounded_failure(step.failure(error), self.most_bytes)
         elapsed_us = self._clock.now_us() - self.began_us
         again_us = step.policy.again_us(failure, self.count, self._key, elapsed_us)
-        if again_us is not None and _is_wanted(step.options.should_retry, error):
+        try:
+            is_wanted = again_us is not None and _is_wanted(step.options.should_retry, error)
+        except Exception as broken:  # noqa: BLE001 - it is the user's, and the step must end
+            is_wanted = False
+            said = f"should_retry raised {broken!r:.200} about {error!r:.200}: have it return whether to try again"
+            failure = step.failure(InvalidArgument(said, field="should_retry"))
+        if again_us is not None and is_wanted:
             self._failure = failure
             self.due_us = self._clock.now_us() + again_us
             self._timer = self._clock.call_at(self.due_us, self._attempt)

@@ -25,8 +25,6 @@ from boki.libs.bokiflow.machine import Command, Machine
 from boki.libs.bokiflow.records import Beat, Fact, Intended, Result
 from boki.libs.bokiflow.work import CallWork, StepWork, Works
 
-_ENTRY_BYTES: Final = 4_096
-"""What a record of a step's result needs beside the result, at most."""
 _AGAIN_US: Final = 300_000
 """How long after a call that could not be made it is tried again."""
 
@@ -74,7 +72,6 @@ class Carrier:
         self._journal = journal
         self._keeper = keeper
         self._calling = Calling(ctx, scopes)
-        self._most_bytes = ctx.logbook.session.caller.limits.record_bytes - _ENTRY_BYTES
         self._loop = asyncio.get_running_loop()
         self.steps: dict[int, Attempts] = {}
         """Steps under way, or between two attempts."""
@@ -190,7 +187,7 @@ class Carrier:
         if hooks().dies("after", attempts.work.name):
             self._shell.die()
             return
-        result = attempts.work.step.bounded(result, self._most_bytes)
+        result = attempts.work.step.bounded(result, attempts.most_bytes)
         self._finish(attempts.command, result, attempts.began_us, attempts.count)
 
     def _finish(self, command: Command, result: Result, began_us: int, attempts: int) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property, update_wrapper
@@ -45,6 +46,10 @@ R = TypeVar("R")
 
 _ONCE: Final = Retry(attempts=1)
 _RAISED: Final = "raised"
+_STATE: Final = "raised_with"
+_LONG: Final = frozenset((_RAISED, _STATE, "traceback"))
+_SHORT_CHARS: Final = 2_000
+"""Of the message of a failure that no record holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +76,10 @@ class StepOptions:
             )
         if self.at_most_once and self.retry is not None:
             raise ConfigError("a step that runs at most once is never retried: leave retry out", field="retry")
+        if inspect.iscoroutinefunction(self.should_retry):
+            raise ConfigError(
+                "should_retry is a plain def: what it asks others for, the step asks", field="should_retry"
+            )
         for kind in self.raises:
             if not (isinstance(kind, type) and issubclass(kind, Exception)):
                 raise ConfigError(f"raises holds classes of exceptions, not {kind!r:.60}", field="raises")
@@ -148,7 +157,16 @@ class Step(Generic[P, R]):
         failure = failure_of(self.name, error, with_traceback=True)
         if type(error) in self.options.raises:
             failure.details[_RAISED] = [_plain(part) for part in error.args]
+            failure.details[_STATE] = {name: _plain(part) for name, part in vars(error).items()}
         return failure
+
+    def bounded_failure(self, failure: Failure, most_bytes: int) -> Failure:
+        """The failure, or what a record holds of one with a message of any length."""
+        if len(msgspec.msgpack.encode(failure)) <= most_bytes:
+            return failure
+        message = f"{failure.message[:_SHORT_CHARS]}… ({len(failure.message):,} characters)"
+        details = {name: part for name, part in failure.details.items() if name not in _LONG}
+        return msgspec.structs.replace(failure, message=message, details=details)
 
     def bounded(self, result: Result, most_bytes: int) -> Result:
         """The result, or the failure that stands for one that no record holds."""
@@ -167,11 +185,22 @@ class Step(Generic[P, R]):
         details = dict(failure.details)
         arguments = details.pop(_RAISED, None)
         if arguments is not None:
+            state = details.pop(_STATE, None)
             for kind in self.options.raises:
                 if kind.__name__ == details.get("error_type"):
-                    return kind(*arguments)
+                    with suppress(TypeError, ValueError):  # an argument that came as text may not do
+                        return _rebuilt(kind, arguments, state)
         details.pop("function", None)
         return StepFailed(failure.message, step=self.name, **details)
+
+
+def _rebuilt(kind: type[Exception], arguments: list[Any], state: dict[str, Any] | None) -> Exception:
+    """The error that a step raised. The constructor of a user's class may take something else than its `args`."""
+    if state is None or not inspect.isfunction(kind.__init__):
+        return kind(*arguments)
+    error = kind.__new__(kind, *arguments)
+    vars(error).update(state)
+    return error
 
 
 def _plain(value: Any) -> Any:
@@ -234,7 +263,7 @@ class StepDecorator:
         `OutcomeUnknown`. `pure`: it does nothing but compute or read; it starts without waiting for records, and those
         of pure steps travel together. `idempotent`: to run it again does no harm, nor without effect, so it starts
         without waiting for the record of the step before it.
-        `raises`: exceptions that the workflow gets as they are, made of their arguments; others come as `StepFailed`.
+        `raises`: exceptions, of exactly these classes, that the workflow gets as they are; others come as `StepFailed`.
         """
         chosen = StepOptions(**options)
         if fn:

@@ -1,0 +1,127 @@
+"""Errors of steps of any kind: the workflow gets them, and can do what it does after a failure."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import boki.testing
+from boki import ConfigError, Retry
+from boki.libs.bokiflow import StepFailed, flow, step, workflow
+
+pytestmark = pytest.mark.usefixtures("each_mode")
+
+MANY = 3_000_000
+"""Bytes that no record holds."""
+
+
+class Declined(Exception):
+    """Its constructor does not take what its `args` are."""
+
+    def __init__(self, card: str, *, cents: int) -> None:
+        super().__init__(f"{card} has no {cents}")
+        self.card, self.cents = card, cents
+
+
+class Long(Exception):
+    """Has whatever arguments."""
+
+
+class Unusual(UnicodeDecodeError):
+    """One of its arguments is no plain value."""
+
+
+@step(raises=(Declined, Long, Unusual))
+async def charge(how: str) -> int:
+    match how:
+        case "declined":
+            raise Declined("visa", cents=300)
+        case "long":
+            raise Long("x" * MANY)
+        case "unusual":
+            raise Unusual("utf-8", b"\xff", 0, 1, "no text")
+        case _:
+            raise ValueError("y" * MANY)
+
+
+@workflow
+async def pays(how: str) -> list[Any]:
+    try:
+        await charge(how)
+    except Declined as error:
+        return [str(error), error.card, error.cents]
+    except StepFailed as error:
+        return [error.details["error_type"], len(str(error)) < 10_000, str(error)[:20]]
+    return []
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ("declined", ["visa has no 300", "visa", 300]),
+        ("unusual", ["Unusual", True, "charge: Unusual: 'ut"]),
+        ("long", ["Long", True, "charge: Long: xxxxxx"]),
+        ("", ["ValueError", True, "charge: ValueError: "]),
+    ],
+)
+async def test_an_error_of_any_kind_comes(boki_context: boki.testing.Context, how: str, expected: list[Any]) -> None:
+    """Not as a `TypeError` of its constructor; and one that no record holds is shortened, and ends nothing else."""
+    assert await (await pays.start(boki_context, how)).result() == expected
+
+
+@step(retry=Retry(attempts=2, first_s=1))
+async def tells(size: int) -> str:
+    try:
+        step.heartbeat("x" * size)
+    except Exception as error:  # noqa: BLE001 - what is tested
+        return f"{type(error).__name__}: {error}"
+    await asyncio.sleep(0)
+    return "told"
+
+
+@workflow
+async def told(size: int) -> str:
+    return await tells(size)
+
+
+async def test_details_that_no_record_holds_are_refused_in_the_step(boki_context: boki.testing.Context) -> None:
+    """They ended the workflow, which undid nothing."""
+    assert await (await told.start(boki_context, 10)).result() == "told"
+    said = await (await told.start(boki_context, MANY)).result()
+    assert said.startswith("TooLarge: details of a heartbeat may have 1,044,480 bytes, not 3,000,0")
+
+
+def broken(error: Exception) -> bool:
+    raise RuntimeError(f"cannot tell about {error}")
+
+
+@step(retry=Retry(attempts=3, first_s=1), should_retry=broken)
+async def fails() -> None:
+    raise ValueError(f"attempt {step.attempt}")
+
+
+@workflow
+async def asks() -> str:
+    try:
+        await fails()
+    except StepFailed as error:
+        return str(error)
+    return ""
+
+
+async def test_a_should_retry_that_raises_ends_the_step(boki_context: boki.testing.Context) -> None:
+    """The step had no end, and the workflow waited for ever."""
+    said = await (await asks.start(boki_context)).result()
+    assert "should_retry raised RuntimeError('cannot tell about attempt 1') about ValueError('attempt 1')" in said
+
+
+def test_should_retry_is_no_coroutine() -> None:
+    """It was true, whatever it would have returned."""
+
+    async def later(_: Exception) -> bool:
+        return False
+
+    should_retry: Callable[..., Any] = later
+    with pytest.raises(ConfigError, match="should_retry is a plain def"):
+        step(should_retry=should_retry)(flow.sleep)
