@@ -32,6 +32,7 @@ from boki.libs.bokiflow.inbox import InboxReader, Letter
 from boki.libs.bokiflow.journal import JournalWriter
 from boki.libs.bokiflow.keeping import Keeper
 from boki.libs.bokiflow.locks.watching import watch
+from boki.libs.bokiflow.mailbox import note_of_answer
 from boki.libs.bokiflow.records import (
     CancelRequested,
     Done,
@@ -39,7 +40,6 @@ from boki.libs.bokiflow.records import (
     Fired,
     Paused,
     Resumed,
-    encode_note,
     ended_tag,
     inbox_tag,
     journal_tag,
@@ -371,9 +371,11 @@ class Execution:
     async def _answer(self) -> None:
         """Send the answers to updates; under keys, because a replay makes them again."""
         answers, self.machine.mailbox.answers = self.machine.mailbox.answers, []
+        logbook = self._ctx.logbook
         for answer in answers:
             key = f"flow-answer:{self._id}:{answer.id}"
-            append = partial(self._ctx.logbook.append, encode_note(answer), [inbox_tag(self._id)], key=key)
+            note = note_of_answer(answer, logbook.session.caller.limits.record_bytes)
+            append = partial(logbook.append, note, [inbox_tag(self._id)], key=key)
             await until_decided(append, f"an answer of workflow {self._id}")
 
     # timers and rest

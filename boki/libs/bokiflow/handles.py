@@ -150,6 +150,9 @@ class Handle(Generic[R]):
 
         `id`: the same id sends nothing again, and gives the same answer.
         """
+        if id is None:
+            with suppress(NoSuchWorkflow):
+                await self._check_running()
         update_id = check_key(id, "id") if id is not None else uuid4().hex
         note = Updated(check_key(name, "name"), encode_any(payload, f"payload of update {name}"), update_id)
         seqnum = await self._send(note, f"update:{update_id}")
@@ -280,8 +283,10 @@ class Handle(Generic[R]):
                 if isinstance(note, Answered) and note.id == update_id:
                     return _value(note.result)
             start = page.next_start
-            if not page.records:
-                await self._check_running()
+            state = None if page.records else await self._state()
+            if state is not None and state.state in OVER:
+                said = f"{self!r} has ended ({state.state}): the update was sent, and it did not answer"
+                raise WorkflowEnded(said, outcome="unknown", state=state.state)
 
     async def _check_running(self) -> None:
         state = await self._state()

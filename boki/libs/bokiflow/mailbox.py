@@ -8,12 +8,14 @@ there for the workflow that continues it.
 from __future__ import annotations
 
 import inspect
+from asyncio import CancelledError
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol, assert_never, get_type_hints
+from functools import partial
+from typing import Any, Final, Protocol, assert_never, get_type_hints
 
-from boki import InvalidArgument
-from boki.extending import Payload, ValueCodec, codec_for, decode_any, encode_any, failure_of
+from boki import InvalidArgument, TooLarge
+from boki.extending import Failure, Payload, ValueCodec, codec_for, decode_any, encode_any, failure_of
 from boki.libs.bokiflow.gates.records import Admission
 from boki.libs.bokiflow.locks.held import Locks
 from boki.libs.bokiflow.locks.state import Freed, Wanted
@@ -28,9 +30,12 @@ from boki.libs.bokiflow.records import (
     Resumed,
     Signalled,
     Updated,
+    encode_note,
 )
 
 Handler = Callable[[Any], Any]
+
+_HANDLERS: Final = "a handler ends no workflow and begins none as new; set what the body waits for by flow.wait_for"
 
 
 class Validator(Protocol):
@@ -137,6 +142,12 @@ class Mailbox:
 
     def on_update(self, name: str, handler: Handler, validator: Validator | None) -> None:
         """Have updates of that name be answered by `handler`, unless `validator` refuses them."""
+        if inspect.iscoroutinefunction(validator):
+            raise InvalidArgument(
+                f"the validator of {name} is an async def: make it a def, which only reads; what takes longer, the "
+                "handler finds out",
+                field="validator",
+            )
         self._update_handlers[name] = (handler, validator)
         self._offer_kept(Updated, name)
 
@@ -217,7 +228,13 @@ class Mailbox:
             found = handler(_codec_of(handler).decode(payload, f"payload of {name}"))
             value = await found if inspect.isawaitable(found) else found
             result = Result(encode_any(value, f"answer of {name}"))
-        except Exception as error:  # noqa: BLE001 - of an update it is the answer, of a signal the workflow's end
+        except (GeneratorExit, CancelledError):
+            raise
+        except BaseException as raised:  # noqa: BLE001 - of an update it is the answer, of a signal the workflow's end
+            if isinstance(raised, Exception):
+                error = raised
+            else:
+                error = InvalidArgument(f"the handler of {name} raised {raised!r:.200}: {_HANDLERS}")
             if update is None:
                 self._fail(error)
                 return
@@ -233,10 +250,21 @@ class Mailbox:
             self._taken.clear()
 
 
+def note_of_answer(answer: Answered, most_bytes: int) -> bytes:
+    """The record of an answer, or of the failure that stands for one that no record holds."""
+    data = encode_note(answer)
+    if len(data) <= most_bytes:
+        return data
+    error = TooLarge(f"the answer has {len(data):,} bytes, and a record may have {most_bytes:,}: answer where it is")
+    return encode_note(Answered(answer.id, Result(None, Failure.of(error))))
+
+
 def _codec_of(handler: Handler) -> ValueCodec:
     """How the payloads of a handler are read: as its first parameter is annotated."""
     names = list(inspect.signature(handler).parameters)
-    annotation = get_type_hints(handler, include_extras=True).get(names[0], Any) if names else Any
+    fn: Any = handler.func if isinstance(handler, partial) else handler
+    fn = fn if inspect.isroutine(fn) else type(fn).__call__
+    annotation = get_type_hints(fn, include_extras=True).get(names[0], Any) if names else Any
     return codec_for(annotation, f"payload of {getattr(handler, '__name__', 'a handler')}")
 
 
