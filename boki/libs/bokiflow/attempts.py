@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextvars import Context as Variables
 from functools import partial
 from typing import Any, Final
@@ -28,6 +28,21 @@ _ENTRY_BYTES: Final = 4_096
 Ended = Callable[["Attempts", Result], None]
 Waiting = Callable[[], None]
 Beating = Callable[["Attempts", Payload], None]
+
+
+class _Exit:
+    """The end of an attempt that has raised `SystemExit`, which a task would pass on to the loop."""
+
+    def __init__(self, error: SystemExit) -> None:
+        self.error = error
+
+
+async def _contained(body: Coroutine[Any, Any, Any]) -> Any:
+    """A step that exits fails: the worker has other workflows."""
+    try:
+        return await body
+    except SystemExit as error:
+        return _Exit(error)
 
 
 class Attempts:
@@ -137,7 +152,7 @@ class Attempts:
         context.run(self._enter)
         loop = asyncio.get_running_loop()
         if inspect.iscoroutinefunction(step.body):
-            coroutine = step.body(*self.work.args, **self.work.kwargs)
+            coroutine = _contained(step.body(*self.work.args, **self.work.kwargs))
             future: asyncio.Future[Any] = loop.create_task(coroutine, context=context)
         else:
             body = partial(context.run, partial(step.body, *self.work.args, **self.work.kwargs))
@@ -192,10 +207,11 @@ class Attempts:
             error = asyncio.CancelledError("the step cancelled itself, or what it awaited was cancelled")
         else:
             found = future.exception()
-            if found is None:
-                self._ended(self, step.encode(future.result()))
+            result = future.result() if found is None else found
+            if found is None and not isinstance(result, _Exit):
+                self._ended(self, step.encode(result))
                 return
-            error = found
+            error = result.error if isinstance(result, _Exit) else result
         self._failed(error)
 
     def _failed(self, error: BaseException) -> None:

@@ -20,6 +20,7 @@ import sys
 from asyncio import events
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from contextlib import suppress
 from contextvars import Context
 from typing import Any, Final, NoReturn, TypeVar, TypeVarTuple
 
@@ -97,7 +98,8 @@ class FlowLoop(asyncio.AbstractEventLoop):
             while ready:
                 handle = ready.popleft()
                 if not handle._cancelled:  # noqa: SLF001
-                    handle._run()  # noqa: SLF001
+                    with suppress(SystemExit):  # the task has it as its error: it ends the workflow, no other one
+                        handle._run()  # noqa: SLF001
         finally:
             sys.set_asyncgen_hooks(*outer_hooks)
             events._set_running_loop(outer)  # noqa: SLF001

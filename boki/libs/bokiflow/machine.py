@@ -367,6 +367,8 @@ class Machine:
                 raise self._failure from None
             reason = self._cancel_reason
             raise cancelled(self.name, _BY_ITSELF if reason is None else reason) from None
+        except SystemExit as error:  # it would end the worker process, and the other workflows in it
+            raise RuntimeError(f"the workflow raised SystemExit({error.code!r}): return, or raise an error") from error
         handlers = self.mailbox.running_handlers
         if handlers:
             raise unfinished(self.name, handlers)

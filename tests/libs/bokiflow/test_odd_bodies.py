@@ -167,3 +167,40 @@ async def test_a_generator_that_is_left_cleans_up_in_the_workflow(boki_context: 
     """The worker's loop ran the rest of it, at a moment that no replay repeats."""
     found: Any = await (await reads_some.start(boki_context)).result()
     assert sorted(found) == [-1, 0, 1, 10, 11]
+
+
+@step
+async def exits_late() -> None:
+    raise SystemExit(3)
+
+
+@workflow
+async def leaves(how: str) -> str:
+    flow.compensate(undo, how)
+    if how == "body":
+        raise SystemExit("of the body")
+    if how == "task":
+        await asyncio.gather(asyncio.create_task(exit_in_a_task()), timer_of(1))
+    await exits_late()
+    return "not reached"
+
+
+async def exit_in_a_task() -> None:
+    await echo(1)
+    raise SystemExit("of the task")
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("body", r"raised SystemExit\('of the body'\)"),
+        ("task", r"raised SystemExit\('of the task'\)"),
+        ("step", "exits_late: SystemExit: 3"),
+    ],
+)
+async def test_who_exits_fails_and_the_worker_does_not(boki_context: boki.testing.Context, how: str, said: str) -> None:
+    """As with a function. It ended the worker process, with all other workflows in it, eight times."""
+    UNDONE.clear()
+    with pytest.raises(FunctionFailed, match=said):
+        await (await leaves.start(boki_context, how)).result()
+    assert [how] == UNDONE
