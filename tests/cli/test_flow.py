@@ -8,6 +8,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -17,6 +19,7 @@ from boki.cli.app import app
 from boki.config.loading import DevConfig
 from boki.launch.child import Child
 from boki.libs.bokiflow import BlockingFlowClient, FlowClient, NoSuchWorkflow, WorkflowEnded, workflow
+from boki.libs.bokiflow.face.requests import Flows
 from tests.unasync import FLOW_FOLDER, FLOW_TWINS, plain_client
 
 pytestmark = pytest.mark.xdist_group("one running system for workflows")
@@ -207,6 +210,26 @@ def test_an_id_with_other_arguments_is_refused(url: str) -> None:
     assert (
         "has not ended" in boki(url, "start", "travel", "Lima", "--id", "same", "--if-running", "fail", code=1).stderr
     )
+
+
+def test_one_that_runs_is_killed_and_started_again(url: str) -> None:
+    """From outside, too. Under a key it would be killed by the repeat that the key is for."""
+    boki(url, "start", "travel", "Rome", "--id", "killed")
+    boki(url, "start", "travel", "Oslo", "--id", "killed", "--if-running", "kill")
+    boki(url, "signal", "travel", "killed", "approve", "true")
+    boki(url, "resolve", "travel", "killed", "flight", "LH 1")
+    assert boki(url, "result", "travel", "killed", "--wait-s", "20").stdout == "a room in Oslo, LH 1\n"
+    boki(url, "start", "travel", "Bonn", "--id", "new", "--if-running", "kill")
+    with Flows(url, "") as flows, pytest.raises(InvalidArgument, match="a start that kills takes no key"):
+        flows.post("travel", body=b"Rome", key="k", query={"id": "new", "if_running": "kill"})
+
+
+def test_an_empty_id_is_no_id(url: str) -> None:
+    """A variable of a shell that is not set would start another workflow each time."""
+    said = boki(url, "start", "greet", "Ada", "--id", "", code=2).stderr
+    assert "--id must be 1 to 200 characters" in " ".join(said.split())
+    with pytest.raises(HTTPError, match="400"):
+        urlopen(f"{url}/flow/greet?id=", data=b"Ada", timeout=30)
 
 
 def test_new_code_is_checked_against_recorded_workflows(url: str, tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from random import Random
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, get_args
 from uuid import UUID
 
-from boki import WrongState
+from boki import InvalidArgument, WrongState
 from boki.extending import Function, Payload, invocation_id_of
 from boki.libs.bokiflow.history import Scopes
 from boki.libs.bokiflow.locks.work import LeaveWork, TakeWork, request_of
@@ -166,6 +166,9 @@ class Body:
         book: str | None,
     ) -> CallWork:
         """The work of a call. Its id is made of its name, else of this scope and the number of the call."""
+        if parent_close not in get_args(ParentClose):
+            known = ", ".join(get_args(ParentClose))
+            raise InvalidArgument(f"parent_close is one of {known}, not {parent_close!r:.40}", field="parent_close")
         self._call_count += 1
         if name is None:
             call_id = invocation_id_of(self.scope, str(self._call_count))

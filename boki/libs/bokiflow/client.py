@@ -35,7 +35,7 @@ from boki.libs.bokiflow.outside import (
 )
 from boki.libs.bokiflow.timeline import Span
 from boki.libs.bokiflow.upgrading import Upgrade
-from boki.libs.bokiflow.workflows import IfEnded, Workflow
+from boki.libs.bokiflow.workflows import IfEnded, IfRunning, Workflow
 
 Pay = TypeVar("Pay")
 R = TypeVar("R")
@@ -84,7 +84,7 @@ class FlowClient:
         /,
         *payload: Any,
         id: str | None = None,  # noqa: A002 - as everywhere
-        if_running: str = "use",
+        if_running: IfRunning = "use",
         if_ended: IfEnded = "use",
         delay_s: float = 0,
         attributes: Mapping[str, Attribute] | None = None,
@@ -94,7 +94,7 @@ class FlowClient:
     ) -> FlowHandle[Any]:
         """Start a workflow, given as the function or by its name; its handle, once that is durable.
 
-        See `Workflow.start` for the options; `if_running` is "use" or "fail" here. After an error that leaves the
+        See `Workflow.start` for the options. After an error that leaves the
         outcome open, start it again under the same `id`.
         """
         query = {

@@ -12,14 +12,14 @@ from boki import InvalidArgument
 from boki.extending import Attribute, Failure, Function, Payload, decode_any, encode_any
 from boki.libs.bokiflow.attributes import check_attributes
 from boki.libs.bokiflow.handles import WorkflowState
-from boki.libs.bokiflow.workflows import IfEnded, Workflow
+from boki.libs.bokiflow.workflows import IfEnded, IfRunning, Workflow
 
 
 class StartOptions(TypedDict, total=False):
     """The options of `FlowClient.start`."""
 
     id: str | None
-    if_running: str
+    if_running: IfRunning
     if_ended: IfEnded
     delay_s: float
     attributes: Mapping[str, Attribute] | None

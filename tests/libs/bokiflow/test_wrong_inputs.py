@@ -9,7 +9,7 @@ import pytest
 
 import boki.testing
 from boki import BokiError
-from boki.libs.bokiflow import step, workflow
+from boki.libs.bokiflow import flow, step, workflow
 
 Wrong = Callable[[boki.testing.Context], Awaitable[Any]]
 
@@ -49,6 +49,11 @@ async def nested() -> int:
     return await count(1)  # type: ignore[no-any-return]
 
 
+@workflow
+async def leaves_a_child() -> None:
+    await flow.start(count, 1, parent_close="terminate")  # type: ignore[arg-type]
+
+
 async def _other_arguments(ctx: boki.testing.Context) -> None:
     await count.start(ctx, 1, id="a")
     await count.start(ctx, 2, id="a")
@@ -80,6 +85,11 @@ WRONG: dict[str, tuple[Wrong, str, str]] = {
         lambda ctx: count.schedule(ctx, 1, id="s", cron="0 0 30 2 *"),
         "invalid_argument",
         "never fires",
+    ),
+    "an unknown policy for a child": (
+        lambda ctx: _result(ctx, leaves_a_child),
+        "function_failed",
+        "parent_close is one of cancel, kill, abandon, not 'terminate'",
     ),
     "an id that is empty": (lambda ctx: count.start(ctx, 1, id=""), "invalid_argument", "id must be 1 to 200"),
     "an attribute that is a list": (

@@ -16,9 +16,10 @@ from boki.cli.terminal import content_of, errors, print_json, print_table, resul
 from boki.errors import InvalidArgument
 from boki.libs.bokiflow.face.drawing import draw
 from boki.libs.bokiflow.face.requests import Flows
-from boki.libs.bokiflow.handles import WorkflowStatus
+from boki.libs.bokiflow.handles import MAX_ID_CHARS, WorkflowStatus
 from boki.libs.bokiflow.timeline import Span
 from boki.libs.bokiflow.workflows import LIBRARY
+from boki.libs.fold.arguments import check_key
 from boki.protocol.calls import OVER
 
 app = Commands("")  # its help is in the face
@@ -50,9 +51,11 @@ def start(
     payload: Annotated[
         str, typer.Argument(help="JSON or text, as it takes it; - reads it from stdin.", show_default=False)
     ] = "",
-    flow_id: Annotated[str, typer.Option("--id", help="Its id, the key of the start; else one is made.")] = "",
+    flow_id: Annotated[
+        str | None, typer.Option("--id", help="Its id, the key of the start; else one is made.", show_default=False)
+    ] = None,
     if_running: Annotated[
-        str, typer.Option(metavar="use|fail", help="What to do if one of that id has not ended.")
+        str, typer.Option(metavar="use|fail|kill", help="What to do if one of that id has not ended.")
     ] = "use",
     if_ended: Annotated[
         str, typer.Option(metavar="use|fail|again|again_if_failed", help="What to do if one of that id has ended.")
@@ -70,7 +73,7 @@ def start(
     """Start a workflow, and print its id once that is durable."""
     body = content_of(payload, f"boki flow start {name} ''", may_be_empty=False) if payload else b""
     query = {
-        "id": flow_id,
+        "id": "" if flow_id is None else check_key(flow_id, "--id", MAX_ID_CHARS),
         "if_running": if_running,
         "if_ended": if_ended,
         "delay_s": delay_s,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any, Final, Literal
 
@@ -30,8 +31,8 @@ from boki.libs.bokiflow.face.registered import book_of, is_workflow, workflow_in
 from boki.libs.bokiflow.face.shapes import Count, SpanBody, WorkflowBody, state_shape
 from boki.libs.bokiflow.gates.marks import gate_id_of, marks_of
 from boki.libs.bokiflow.handles import MAX_ID_CHARS, Handle, WorkflowStatus, state_of
-from boki.libs.bokiflow.refusals import no_such_workflow
-from boki.libs.bokiflow.workflows import LIBRARY, IfEnded
+from boki.libs.bokiflow.refusals import NoSuchWorkflow, WorkflowEnded, no_such_workflow
+from boki.libs.bokiflow.workflows import LIBRARY, IfEnded, IfRunning
 from boki.libs.fold.arguments import check_key
 from boki.log.ids import MAX_SEQNUM
 from boki.log.metalog import merge_positions
@@ -146,8 +147,8 @@ def _attributes(given: list[str] | None) -> dict[str, Attribute]:
 )
 async def _start(
     asked: Asked,
-    id: Annotated[str, Meta(description="Its id; without it, one is made")] = "",  # noqa: A002
-    if_running: Annotated[Literal["use", "fail"], Meta(description="What a start does if one of that id runs")] = "use",
+    id: Annotated[str | None, Meta(description="Its id; without it, one is made")] = None,  # noqa: A002
+    if_running: Annotated[IfRunning, Meta(description="What a start does if one of that id runs")] = "use",
     if_ended: Annotated[IfEnded, Meta(description="What it does if one has ended")] = "use",
     attribute: Attributes = None,
     delay_s: Annotated[float, Meta(ge=0, le=_MAX_DELAY_S, description="It begins only so much later")] = 0,
@@ -160,11 +161,14 @@ async def _start(
     workflow = asked.parts[0]
     info = workflow_info(asked.gateway, workflow)
     book = book_of(book, info)
-    flow_id = check_key(id or os.urandom(16).hex(), "id", MAX_ID_CHARS)
+    flow_id = check_key(os.urandom(16).hex() if id is None else id, "id", MAX_ID_CHARS)
+    kills = if_running == "kill"
+    if kills and asked.key:
+        raise InvalidArgument("a start that kills takes no key: repeated, it would kill what it has started")
     chosen = ChosenId(
         asked.key or os.urandom(16).hex(),
-        if_running,
-        if_ended,
+        "fail" if if_running == "kill" else if_running,
+        "again" if kills and if_ended == "use" else if_ended,
         flow_id,
         attributes=_attributes(attribute) | marks_of(None, limit_key, _priority(priority)),
         watcher=gate_id_of(workflow, book) if (info.settings_of(LIBRARY) or {}).get("limit") else "",
@@ -174,6 +178,9 @@ async def _start(
     )
     if asked.body:
         decode_any(payload, f"payload of {info.name}")  # a body that is no JSON is refused before it is logged
+    if kills:
+        with suppress(NoSuchWorkflow, WorkflowEnded):
+            await _handle_of(asked, workflow, flow_id, book).kill()
     run_id, positions = invocation_id_of(workflow, book, flow_id), arguments.positions(asked.request.headers)
     call = Call(run_id, workflow, payload, book, int(info.timeout_s * 1e6), 0, positions, chosen=chosen)
     await asked.gateway.ledger.accept(info.to_be_logged(call), delay_s=delay_s)
@@ -370,7 +377,10 @@ def _handle(asked: Asked, book: str) -> Handle[Any]:
     """The workflow of that id, whether it was started or not."""
     workflow, flow_id, *_ = asked.parts
     book = book_of(book, workflow_info(asked.gateway, workflow))
-    check_key(flow_id, "id", MAX_ID_CHARS)
+    return _handle_of(asked, workflow, check_key(flow_id, "id", MAX_ID_CHARS), book)
+
+
+def _handle_of(asked: Asked, workflow: str, flow_id: str, book: str) -> Handle[Any]:
     call_id = invocation_id_of(workflow, book, flow_id)
     decode = partial(decode_any, what=f"result of {workflow}")
     return Handle(workflow, flow_id, call_id, GatewayCalls(asked.gateway), asked.session.logbook(book), decode)
