@@ -10,6 +10,7 @@ import asyncio
 import inspect
 from collections.abc import Callable, Coroutine
 from contextvars import Context as Variables
+from copy import deepcopy
 from functools import partial
 from typing import Any, Final
 
@@ -151,11 +152,13 @@ class Attempts:
         context = self._context.copy()
         context.run(self._enter)
         loop = asyncio.get_running_loop()
+        # What a step changes of its arguments is not in its record: another attempt, or a replay, would not see it.
+        args, kwargs = deepcopy((self.work.args, self.work.kwargs))
         if inspect.iscoroutinefunction(step.body):
-            coroutine = _contained(step.body(*self.work.args, **self.work.kwargs))
+            coroutine = _contained(step.body(*args, **kwargs))
             future: asyncio.Future[Any] = loop.create_task(coroutine, context=context)
         else:
-            body = partial(context.run, partial(step.body, *self.work.args, **self.work.kwargs))
+            body = partial(context.run, partial(step.body, *args, **kwargs))
             future = self._clock.run_in_thread(body)
         self._future = future
         timeout_s = step.options.timeout_s

@@ -233,11 +233,11 @@ class Body:
         """A random UUID."""
         return UUID(int=self.random.getrandbits(128), version=4)
 
-    def continue_if_long(self, payload: tuple[Any, ...]) -> None:
-        """See `flow`."""
+    @property
+    def is_long(self) -> bool:
+        """Whether it may begin as new by itself here."""
         machine = self.machine
-        if self.continue_after and machine.event_count >= self.continue_after and machine.may_continue:
-            raise ContinueAsNew(payload)
+        return bool(self.continue_after) and machine.event_count >= self.continue_after and machine.may_continue
 
     def continue_as_new(self, payload: tuple[Any, ...]) -> NoReturn:
         """See `flow`."""

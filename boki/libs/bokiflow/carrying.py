@@ -84,7 +84,8 @@ class Carrier:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is under way that would run again in another execution."""
-        return not self.calls and not self.steps
+        is_about_to_begin = any(command.is_begun for _, command in self.held)
+        return not self.calls and not self.steps and not is_about_to_begin
 
     def release(self) -> None:
         """Begin what was held until the journal was durable this far."""

@@ -34,7 +34,7 @@ def digest_of(args: tuple[Any, ...], kwargs: Mapping[str, Any], what: str) -> by
         return NO_ARGUMENTS
     try:
         data = _encode((args, kwargs) if kwargs else args)
-    except (TypeError, ValueError, RecursionError) as error:
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidArgument(
             f"the arguments of {what} cannot be told apart from others ({error}): pass numbers, text, bytes, lists, "
             "dicts, dataclasses, structs or models, and make everything else inside of the step",

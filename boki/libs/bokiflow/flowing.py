@@ -19,7 +19,7 @@ from random import Random
 from typing import Any, Final, Generic, NoReturn, ParamSpec, TypeVar, overload
 from uuid import UUID
 
-from boki import InvalidArgument
+from boki import InvalidArgument, WrongState
 from boki.extending import check_seconds
 from boki.libs.bokiflow.body import body_of
 from boki.libs.bokiflow.joining import call_in
@@ -217,11 +217,16 @@ class Flow:
         Long is `@workflow(continue_after=...)` steps, timers and calls. Call it where nothing is under way, as at the
         top of a loop: what the body has started and not awaited is cancelled.
         """
-        body_of("flow.continue_if_long").continue_if_long(payload)
+        body = body_of("flow.continue_if_long")
+        if body.is_long:
+            self.continue_as_new(*payload)
 
     def continue_as_new(self, *payload: Any) -> NoReturn:
         """Begin again with this payload, under the same id, and with an empty journal. Messages are kept."""
-        body_of("flow.continue_as_new").continue_as_new(payload)
+        body = body_of("flow.continue_as_new")
+        if body.joined is None and open_transaction() is not None:
+            raise WrongState("a workflow cannot continue as new inside of a transaction, which would not be committed")
+        body.continue_as_new(payload)
 
 
 flow: Final = Flow()

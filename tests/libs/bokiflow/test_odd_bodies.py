@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import boki.testing
-from boki import FunctionFailed
+from boki import FunctionFailed, InvalidArgument, Retry
 from boki.libs.bokiflow import flow, step, workflow
 
 pytestmark = pytest.mark.usefixtures("each_mode")
@@ -204,3 +204,66 @@ async def test_who_exits_fails_and_the_worker_does_not(boki_context: boki.testin
     with pytest.raises(FunctionFailed, match=said):
         await (await leaves.start(boki_context, how)).result()
     assert [how] == UNDONE
+
+
+@step(retry=Retry(attempts=2, first_s=1))
+async def extend(words: list[str]) -> int:
+    words.append("seen by nobody")
+    if step.attempt == 1:
+        raise ValueError("once more")
+    return len(words)
+
+
+@workflow
+async def keeps_its_list() -> list[Any]:
+    words: list[str] = []
+    length = await extend(words)
+    await echo(1)
+    return [*words, length]
+
+
+async def test_a_step_does_not_change_what_its_workflow_has(boki_context: boki.testing.Context) -> None:
+    """A replay does not run the step, so the body came to something else after it, and nobody noticed."""
+    assert await (await keeps_its_list.start(boki_context)).result() == [1]
+
+
+@step(at_most_once=True)
+async def once(value: int) -> int:
+    return value
+
+
+@workflow
+async def takes_no_chances() -> int:
+    return await once(1) + await once(2)
+
+
+async def test_steps_that_run_once_are_replayed_by_force(boki_context: boki.testing.Context) -> None:
+    """A replay between the record that a step begins and its body cut off each of them."""
+    assert await (await takes_no_chances.start(boki_context)).result() == 3
+
+
+@workflow
+async def begins_in_a_transaction() -> str:
+    async with flow.store.transaction() as txn:
+        await txn.object("a").set("", 1)
+        flow.continue_as_new()
+
+
+async def test_a_transaction_is_left_before_a_new_beginning(boki_context: boki.testing.Context) -> None:
+    """What it had written was undone without a word."""
+    with pytest.raises(FunctionFailed, match="cannot continue as new inside of a transaction"):
+        await (await begins_in_a_transaction.start(boki_context)).result()
+
+
+@workflow
+async def counts_far() -> str:
+    try:
+        await echo(1 << 200)
+    except InvalidArgument as error:
+        return str(error)
+    return ""
+
+
+async def test_a_number_that_no_record_holds_is_an_argument_that_is_wrong(boki_context: boki.testing.Context) -> None:
+    """And says what to pass."""
+    assert "pass numbers, text" in await (await counts_far.start(boki_context)).result()
