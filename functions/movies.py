@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from hashlib import blake2b
+from typing import Annotated
 
 import msgspec
 
@@ -35,12 +36,12 @@ class Movie(msgspec.Struct, frozen=True):
 
 
 class Draft(msgspec.Struct, frozen=True):
-    """What a user says of a movie. `stars` from 1 to 10."""
+    """What a user says of a movie."""
 
     user: str
     title: str
     text: str
-    stars: int
+    stars: Annotated[int, msgspec.Meta(ge=1, le=10)]
 
 
 class Review(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import boki.testing
-from boki import FunctionFailed
+from boki import FunctionFailed, InvalidArgument
 from boki.libs.bokiflow.hooks import installed
 from boki.libs.bokistore import Store
 from boki.testing import flows
@@ -49,6 +49,16 @@ async def test_a_movie_that_is_not_there() -> None:
                 await handle.result()
             assert caught.value.error_type == NoSuchMovie.__name__
         assert await Store(ctx.logbook_named(movies.BOOK)).object(movies.movie_name(ALIEN.title)).get() is None
+
+
+async def test_stars_beyond_the_scale_are_refused() -> None:
+    """One review could decide the rating of a movie."""
+    async with boki.testing.context() as ctx:
+        await ctx.invoke(movies.add_movies, [ALIEN])
+        with pytest.raises(InvalidArgument, match="<= 10"):
+            await (await movies.compose.start(ctx, Draft("Ada", ALIEN.title, "good", 1_000_000))).result()
+        page, _ = await page_of(ctx)
+        assert page.review_count == 0
 
 
 async def compose_with(death: Death) -> tuple[World, Page, dict[str, Any]]:

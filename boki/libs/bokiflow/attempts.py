@@ -26,6 +26,9 @@ from boki.libs.fold.current_step import CURRENT_STEP
 _ENTRY_BYTES: Final = 4_096
 """What a record of a step's result needs beside the result, at most."""
 
+_ATOMS: Final = frozenset((str, bytes, int, float, bool, type(None)))
+"""Types of arguments that nobody can change."""
+
 Ended = Callable[["Attempts", Result], None]
 Waiting = Callable[[], None]
 Beating = Callable[["Attempts", Payload], None]
@@ -152,8 +155,10 @@ class Attempts:
         context = self._context.copy()
         context.run(self._enter)
         loop = asyncio.get_running_loop()
-        # What a step changes of its arguments is not in its record: another attempt, or a replay, would not see it.
-        args, kwargs = deepcopy((self.work.args, self.work.kwargs))
+        args, kwargs = self.work.args, self.work.kwargs
+        if kwargs or any(type(argument) not in _ATOMS for argument in args):
+            # What a step changes of its arguments is not in its record: another attempt, or a replay, does not see it.
+            args, kwargs = deepcopy((args, kwargs))
         if inspect.iscoroutinefunction(step.body):
             coroutine = _contained(step.body(*args, **kwargs))
             future: asyncio.Future[Any] = loop.create_task(coroutine, context=context)
