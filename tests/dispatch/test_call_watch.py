@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from boki.protocol.calls import Call, Outcome
+from boki.dispatch.call_watch import CallWatch
+from boki.errors import FunctionFailed
+from boki.log.operations import Failure
+from boki.protocol.calls import Call, Outcome, Payload, Suspension
 from tests.engine.host import drive, hosting
 
 
@@ -67,3 +70,24 @@ def test_a_call_that_is_cancelled_is_told(tmp_path: Path) -> None:
 
     drive(test())
     assert told == [("wait", "call_cancelled", "nobody waits for it any more")]
+
+
+def test_a_try_is_told_only_if_it_was_the_run() -> None:
+    """Else each workflow with an effect would begin with a call that was cancelled, or suspended."""
+    failed = Outcome(None, Failure.of(FunctionFailed("it raised")))
+    outcomes = [Outcome(Payload("json", b"1"), None), failed, Outcome(None, None, suspended=Suspension(1))]
+    told: list[tuple[bool, Outcome]] = []
+    for is_tried in (True, False):
+        call = Call("c", "flow", Payload("json", b""), "b", 1, 0, {}, is_tried=is_tried)
+
+        def on_call(call: Call, outcome: Outcome, _: int) -> None:
+            told.append((call.is_tried, outcome))
+
+        watch = CallWatch(on_call, lambda: 0)
+        for ticket, outcome in enumerate(outcomes):
+            watch.watched(ticket, call, lambda _: None)(outcome)
+        watch.watched(9, call, lambda _: None)
+        watch.cancelled(9)
+    assert [outcome for is_tried, outcome in told if is_tried] == outcomes[:1]
+    assert [outcome for is_tried, outcome in told if not is_tried][:3] == outcomes
+    assert len(told) == 5
