@@ -212,6 +212,17 @@ def test_an_id_with_other_arguments_is_refused(url: str) -> None:
     )
 
 
+def test_an_update_without_an_answer_was_sent(url: str) -> None:
+    """It was told that nothing had happened, and to try again: then it was there twice."""
+    boki(url, "start", "wait_a_year", "--id", "silent")
+    said = " ".join(boki(url, "update", "wait_a_year", "silent", "x", "1", "--wait-s", "1", code=1).stderr.split())
+    assert "update x was sent to <wait_a_year 'silent'>, and its answer has not come" in said
+    assert "Nothing happened" not in said
+    with Flows(url, "") as flows, pytest.raises(DeadlineExceeded, match="under the key 'k'") as caught:
+        flows.post("wait_a_year", "silent", "update", "x", key="k", query={"wait_s": 1})
+    assert (caught.value.outcome, caught.value.details["update"]) == ("unknown", "k")
+
+
 def test_one_that_runs_is_killed_and_started_again(url: str) -> None:
     """From outside, too. Under a key it would be killed by the repeat that the key is for."""
     boki(url, "start", "travel", "Rome", "--id", "killed")

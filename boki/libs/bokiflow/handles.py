@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, Generic, Literal, TypeVar
@@ -145,10 +146,18 @@ class Handle(Generic[R]):
         note = Signalled(check_key(name, "name"), encode_any(payload, f"payload of signal {name}"))
         await self._send(note, None if key is None else f"signal:{key}")
 
-    async def update(self, name: str, payload: Any = None, *, id: str | None = None) -> Any:  # noqa: A002
+    async def update(
+        self,
+        name: str,
+        payload: Any = None,
+        *,
+        id: str | None = None,  # noqa: A002 - as everywhere
+        wait_s: float | None = None,
+    ) -> Any:
         """Send a message and wait for its answer; raises what the handler, or its validator, raised.
 
-        `id`: the same id sends nothing again, and gives the same answer.
+        `id`: the same id sends nothing again, and gives the same answer. `DeadlineExceeded` if that has not come after
+        `wait_s`, or at the deadline of the calling function: the update was sent, and its id is in the error.
         """
         if id is None:
             with suppress(NoSuchWorkflow):
@@ -156,7 +165,17 @@ class Handle(Generic[R]):
         update_id = check_key(id, "id") if id is not None else uuid4().hex
         note = Updated(check_key(name, "name"), encode_any(payload, f"payload of update {name}"), update_id)
         seqnum = await self._send(note, f"update:{update_id}")
-        return await self._answer(update_id, seqnum + 1)
+        try:
+            async with asyncio.timeout(wait_s):
+                answer = await self._answer(update_id, seqnum + 1)
+        except WorkflowEnded:
+            raise
+        except (BokiError, TimeoutError) as error:  # it is about the wait: the update is in the log
+            why = f" ({error})" if isinstance(error, BokiError) else ""
+            said = f"update {name} was sent to {self!r}, and its answer has not come{why}: "
+            remedy = f"ask for it by the same update under the key {update_id!r}, which sends nothing again"
+            raise DeadlineExceeded(said + remedy, outcome="unknown", update=update_id) from None
+        return _value(answer)
 
     async def query(self, name: str, payload: Any = None) -> Any:
         """What its handler of that query says now. The workflow does not notice: a replay in this process tells, or one
@@ -273,7 +292,7 @@ class Handle(Generic[R]):
         logged = None if key is None else f"flow:{self.invocation_id}:{key}"
         return await self._logbook.append(encode_note(note), [tag], key=logged)
 
-    async def _answer(self, update_id: str, start: int) -> Any:
+    async def _answer(self, update_id: str, start: int) -> Result:
         """Wait for the answer, or for the end of the workflow."""
         tag = inbox_tag(self.invocation_id)
         while True:
@@ -281,7 +300,7 @@ class Handle(Generic[R]):
             for record in page.records:
                 note = note_of(record.data)
                 if isinstance(note, Answered) and note.id == update_id:
-                    return _value(note.result)
+                    return note.result
             start = page.next_start
             state = None if page.records else await self._state()
             if state is not None and state.state in OVER:

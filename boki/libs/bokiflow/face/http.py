@@ -256,8 +256,8 @@ async def _signal(asked: Asked, book: Book = "") -> None:
     max_bytes=None,
     waits=True,
 )
-async def _update(asked: Asked, wait_s: Wait = MAX_WAIT_S, book: Book = "") -> object:  # noqa: ARG001 - of the session
-    return {"answer": await _handle(asked, book).update(asked.parts[2], _value(asked), id=asked.key)}
+async def _update(asked: Asked, wait_s: Wait = MAX_WAIT_S, book: Book = "") -> object:
+    return {"answer": await _handle(asked, book).update(asked.parts[2], _value(asked), id=asked.key, wait_s=wait_s)}
 
 
 @ENDPOINTS(

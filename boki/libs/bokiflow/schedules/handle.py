@@ -175,6 +175,8 @@ class Schedule:
         The workflow of a tick that is still kept is not started again. At most 10,000 ticks at once.
         """
         from_us, until_us = _micros(start, "start"), _micros(end, "end")
+        if until_us <= from_us:
+            raise InvalidArgument("end must be later than start: no tick is in between", field="end")
         fold = await self._known()
         assert fold.spec is not None, "it is known"
         count, at_us = 0, from_us - 1
