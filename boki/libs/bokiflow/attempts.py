@@ -41,10 +41,10 @@ class _Exit:
         self.error = error
 
 
-async def _contained(body: Coroutine[Any, Any, Any]) -> Any:
+async def _contained(body: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
     """A step that exits fails: the worker has other workflows."""
     try:
-        return await body
+        return await body()
     except SystemExit as error:
         return _Exit(error)
 
@@ -160,7 +160,7 @@ class Attempts:
             # What a step changes of its arguments is not in its record: another attempt, or a replay, does not see it.
             args, kwargs = deepcopy((args, kwargs))
         if inspect.iscoroutinefunction(step.body):
-            coroutine = _contained(step.body(*args, **kwargs))
+            coroutine = _contained(partial(step.body, *args, **kwargs))
             future: asyncio.Future[Any] = loop.create_task(coroutine, context=context)
         else:
             body = partial(context.run, partial(step.body, *args, **kwargs))

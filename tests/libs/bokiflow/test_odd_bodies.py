@@ -54,7 +54,7 @@ async def timer_of(n: int) -> None:
 async def test_a_condition_that_raises_is_an_error_of_the_wait(
     boki_context: boki.testing.Context, fails_at: int
 ) -> None:
-    """It was an error of nobody, and the workflow waited for ever."""
+    """It was an error of nobody, and the workflow waited forever."""
     handle = await impatient.start(boki_context, fails_at)
     assert await handle.result() == "nothing to look at"
 
@@ -129,7 +129,7 @@ async def test_an_error_beside_a_continuation_counts(boki_context: boki.testing.
 async def patient(seconds: float) -> str:
     async with asyncio.timeout(seconds or math.inf):
         await echo(1)
-    waits = asyncio.create_task(asyncio.sleep(seconds or math.inf))
+    waits = asyncio.create_task(asyncio.wait_for(asyncio.Event().wait(), seconds or math.inf))
     await flow.receive("go")
     waits.cancel()
     return "gone"

@@ -111,7 +111,7 @@ async def asks() -> str:
 
 
 async def test_a_should_retry_that_raises_ends_the_step(boki_context: boki.testing.Context) -> None:
-    """The step had no end, and the workflow waited for ever."""
+    """The step had no end, and the workflow waited forever."""
     said = await (await asks.start(boki_context)).result()
     assert "should_retry raised RuntimeError('cannot tell about attempt 1') about ValueError('attempt 1')" in said
 
