@@ -167,16 +167,15 @@ def test_a_bad_header_is_400_and_named(header: str, value: str) -> None:
     run(scenario())
 
 
-@pytest.mark.parametrize(("header", "value"), [("Boki-Timeout", "soon"), ("Boki-Position", "nonsense")])
-def test_a_bad_header_starts_no_workflow(header: str, value: str) -> None:
+@pytest.mark.parametrize("header", ["Boki-Timeout", "Boki-Position"])
+def test_a_bad_header_starts_no_workflow(header: str) -> None:
     """Also where the request itself has no use for what it says."""
 
     async def scenario() -> None:
         async with serving() as (_, backend, http):
-            async with http.post("/flow/echo?id=a", headers={header: value}, json={}) as response:
-                body = await refused(response, 400, "invalid_argument")
-            assert body["details"]["field"] == header, "before it looks for the workflow"
-            assert not backend.started
+            async with http.post("/flow/echo?id=a", headers={header: "x"}, json={}) as response:
+                details = (await refused(response, 400, "invalid_argument"))["details"]
+            assert (details["field"], backend.started) == (header, []), "before it looks for the workflow"
 
     run(scenario())
 
