@@ -38,7 +38,7 @@ class Behind:
         first, until = self._taken.get(key, _NOTHING)
         if message.first_lid <= until and message.until_lid >= first:
             self._taken[key] = min(first, message.first_lid), max(until, message.until_lid)
-        elif message.until_lid > until:
+        else:  # also below: it is the answer to a question, which is asked again of what is forgotten here
             self._taken[key] = message.first_lid, message.until_lid
 
     def reach(self, term: Term, log: LogId, shard: ShardId, from_lid: int) -> int:
