@@ -95,6 +95,7 @@ class History:
         self.trimmed_to = 0
         """The seqnum of the last `Continued`: what stands below it is of no use."""
         self._last: Entry | None = None
+        """The record in front of the next one, if it counts."""
         self._facts: dict[int, Done | Fired] = {}
         self.marks: dict[str, Payload] = {}
         """Decisions, by name."""
@@ -116,6 +117,7 @@ class History:
         self.place = place + 1
         self.next_start = seqnum + 1
         if entry is None or not self._counts(entry, place):
+            self._last = None  # the writer of the last one was refused here: what it writes next has a gap before it
             return None
         self._last = entry
         self._apply(entry, seqnum)

@@ -33,6 +33,15 @@ def test_an_execution_goes_on_behind_a_record_that_does_not_count() -> None:
     assert found == [0, 1, 3, 4]
 
 
+def test_what_follows_a_record_that_was_refused_does_not_count() -> None:
+    """An execution had several in flight, and one that was overtaken took the places of the first of them: those that
+    found their places free would be a history with a gap (seed 100992).
+    """
+    late = entry(OLD, 0, 3), entry(OLD, 0, 4)
+    assert folded(entry(OLD, 0, 0), entry(NEW, 1, 1), *late, entry(NEW, 1, 4)) == [0, 1]
+    assert folded(entry(OLD, 0, 0), entry(NEW, 1, 1), *late, entry(NEW, 1, 4), entry(9, 5, 5)) == [0, 1, 5]
+
+
 def test_records_of_one_execution_count_in_a_row() -> None:
     """They were in flight together, each for its own place."""
     assert folded(entry(OLD, 0, 0), entry(OLD, 0, 1), entry(OLD, 0, 2)) == [0, 1, 2]
