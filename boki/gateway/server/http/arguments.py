@@ -66,6 +66,12 @@ def check_positions(positions: Positions, field: str) -> None:
             raise InvalidArgument(f"{field} names no place in a log: {log}, {position}", field=field)
 
 
+def check_log_headers(headers: CIMultiDictProxy[str]) -> None:
+    """Refuse before anything is done what a session of the log would refuse; its time has not begun yet."""
+    timeout_us(headers)
+    check_positions(positions(headers), POSITION)
+
+
 def key(headers: CIMultiDictProxy[str]) -> str | None:
     """The idempotency key, if there is one."""
     text = headers.get(KEY)

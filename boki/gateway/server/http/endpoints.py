@@ -260,7 +260,7 @@ async def _serve(
         if endpoint.is_polled:  # under a key what it takes is kept for who asks again
             stack.enter_context(gateway.polling("unknown" if asked.key else "not_applied"))
         if endpoint.uses_log:
-            _ = asked.session  # its headers are refused before anything is done
+            arguments.check_log_headers(request.headers)
         act = endpoint.act if owner is None else partial(endpoint.act, owner)
         answer = await act(asked, **msgspec.structs.asdict(fields))
     return answer if isinstance(answer, StreamResponse) else _answered(endpoint, asked, answer)
