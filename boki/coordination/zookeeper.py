@@ -143,7 +143,7 @@ class ZooKeeperCoordinator:
         return self._membership
 
     async def rest(self) -> None:
-        """Tell nothing any more, and keep the session for the next `follow`, which is told everything once."""
+        """Tell nothing any more, and keep the session for the next `follow`, which reports everything once."""
         self.tell = self.on_leadership = self.on_session = self.on_failure = _ignore
         for refresher in self._following:
             await refresher.stop()

@@ -43,7 +43,7 @@ class CallWatch:
     def _tell(self, ticket: int, outcome: Outcome) -> None:
         call, started_us = self._own.pop(ticket)
         if call.is_tried and (outcome.failure is not None or outcome.suspended is not None):
-            return  # it runs again, once it is accepted, and then its end is told
+            return  # it runs again, once it is accepted, and then its end is reported
         self._on_call(call, outcome, self._clock() - started_us)
 
     def child_began(self, worker: int, request: int, call: Call) -> None:

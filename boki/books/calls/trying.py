@@ -48,8 +48,8 @@ class Trying:
         """By function: how many tries in a row had no result, and when the last one was."""
 
     def may(self, call: Call) -> bool:
-        """Whether the call is worth a try: a new one, of a body that is replayed. A start asks for a version to run; of
-        a call under a key it is told by the function.
+        """Whether the call is worth a try: a new one, of a body that is replayed. A start asks for a version to run;
+        for a call under a key the function says whether its body is replayed.
         """
         chosen = call.chosen
         if not self._is_on:

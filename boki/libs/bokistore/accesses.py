@@ -109,7 +109,7 @@ class Direct:
         is_first = not row.writing and key is None
         row.writing += 1
         try:
-            if is_first and row.own_streak >= self._reader.guess_after:
+            if is_first and self._reader.is_own(row):
                 try:
                     return (yield from self._append_next(row, update))
                 except (ConditionFailed, WrongShape, TooLarge):

@@ -91,14 +91,13 @@ class Reader:
         if row is None:
             return None
         rows = [row, *map(self.rows.find, row.together)]
-        known = [one for one in rows if one is not None and one.own_streak >= self.guess_after and not one.writing]
+        known = [one for one in rows if one is not None and self.is_own(one) and not one.writing]
         seqnum = min((one.known_to for one in known), default=0) - 1
         is_newest = len(known) == len(rows) and all(one.newest.since <= seqnum for one in known)
         return seqnum if is_newest else None
 
-    def is_own(self, name: str) -> bool:
+    def is_own(self, row: Row | None) -> bool:
         """Whether this process takes the object for its own: it alone has changed it lately, as far as it knows."""
-        row = self.rows.find(name)
         return row is not None and row.own_streak >= self.guess_after
 
     def expect_news(self, names: Iterable[str]) -> None:

@@ -186,7 +186,7 @@ class Transaction:
             seen_to = yield from self._reader.begin_with(name)
             if self.snapshot is None:  # another task of the transaction may have been faster
                 self.snapshot = max(0, seen_to - 1)
-        elif self._is_guess and self._drafts and not self._reader.is_own(name):
+        elif self._is_guess and self._drafts and not self._reader.is_own(self._reader.rows.find(name)):
             yield from self._move_on()  # others change it: as of a guess it may be old, and end in a conflict
         while True:
             snapshot = self.snapshot
