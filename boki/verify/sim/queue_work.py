@@ -87,6 +87,8 @@ class Worker:
         self._rng = rng
         self._numbers = dict.fromkeys((TICKETS, JOBS), 0)
         self._under_way: dict[str, tuple[list[str], dict[str, Any]]] = {}
+        self._unanswered: set[str] = set()
+        """The queues that this incarnation is pushing to."""
         self._ops = dict.fromkeys(plan.groups, 0)
         self._pops = 0
         self.empty_since_us = dict.fromkeys(plan.groups, 0)
@@ -98,8 +100,9 @@ class Worker:
     @property
     def is_producing(self) -> bool:
         """Whether some push is not acknowledged yet, or to be made."""
-        is_done = self._ledger.is_calm and not self._under_way
-        return not is_done and (bool(self._under_way) or min(self._numbers.values()) < self._plan.quota)
+        if self._under_way or self._unanswered:
+            return True
+        return not self._ledger.is_calm and min(self._numbers.values()) < self._plan.quota
 
     @property
     def _wait_s(self) -> float:
@@ -112,6 +115,7 @@ class Worker:
         book = process.logbook(BOOK)
         plan = self._plan
         self._process = process
+        self._unanswered = set()
         process.on_term_waited = lambda: self._clock.sometimes("a term changed while a consumer waited")
         self.followed = [
             watched(
@@ -169,7 +173,12 @@ class Worker:
         payloads, options = self._under_way[queue.name]
         if "key" not in options:  # made once, whatever its outcome
             del self._under_way[queue.name]
-        ids = await queue.push_many(payloads, **options)
+        unanswered = self._unanswered  # of this incarnation: the task of one that died may end later
+        unanswered.add(queue.name)
+        try:
+            ids = await queue.push_many(payloads, **options)
+        finally:
+            unanswered.discard(queue.name)
         self._under_way.pop(queue.name, None)
         self._ledger.pushed += [Pushed(queue.name, *row) for row in zip(payloads, ids, strict=True)]
 
