@@ -89,6 +89,11 @@ class _Found:
     number: int
     positions: Positions
 
+    @property
+    def copy(self) -> tuple[NodeId, int, int]:
+        """Which copy of which checkpoint."""
+        return self.node, self.lineage, self.number
+
 
 @dataclass(slots=True)
 class _Load:
@@ -136,6 +141,8 @@ class Bootstrap:
         self._asked_at = 0
         self._told_at = 0
         self._load: _Load | None = None
+        self._withdrawn: set[tuple[NodeId, int, int]] = set()
+        """Copies that their nodes told of and then did not give: a damaged one would be offered again and again."""
 
     # events
 
@@ -206,7 +213,8 @@ class Bootstrap:
 
     def _decide(self, now_us: int) -> list[Effect]:
         """What to begin from, if that is known by now."""
-        found = [answer for answer in self._answers.values() if answer is not None]
+        offers = [answer for answer in self._answers.values() if answer is not None]
+        found = [offer for offer in offers if offer.copy not in self._withdrawn]
         best = max(found, key=lambda each: _rank(each.positions), default=None)
         has_heard_all = all(node in self._answers for node in self._replicas.live)
         lacking = len(self._storage) - self._heard.chain.current.write_quorum + 1
@@ -215,7 +223,7 @@ class Bootstrap:
             if not has_heard_all and is_patient:
                 return []
             return self._begin(now_us) if best is None or self._is_near(best.positions) else self._fetch(best, now_us)
-        if len(self._answers) < lacking or (not has_heard_all and is_patient):
+        if len(self._answers) - len(offers) + len(found) < lacking or (not has_heard_all and is_patient):
             return []  # a complete checkpoint is on a write quorum: this many answers include one that knows of it
         if best is not None and _rank(best.positions) > _rank(self._applied):
             return self._fetch(best, now_us)
@@ -314,8 +322,11 @@ class Bootstrap:
             return []
         if message.request != self._numbers or sender != load.source.node or load.is_storing:
             return []
-        if message.lineage != load.source.lineage or message.number != load.source.number:
-            return self._start_over(now_us)
+        source = load.source
+        if message.lineage != source.lineage or message.number != source.number:
+            self._withdrawn.add(source.copy)
+            text = f"{source.node} does not have or cannot read its checkpoint {source.number} any more"
+            return [Trace(logging.WARNING, text), *self._start_over(now_us)]
         load.heard_at = now_us
         load.is_storing = True
         writes: list[Put | Delete] = []
