@@ -109,7 +109,7 @@ def _show_missing(name: str, path: str) -> None:
 async def get(named: Named, path: Path = "", at: At = None, at_time: AtTime = None, as_json: AsJson = False) -> None:
     """Print an object, or a value of it. Exit code 1 if there is none."""
     if at is not None and at_time is not None:
-        raise typer.BadParameter("a moment is a seqnum or a time: leave out one of --at and --at-time", param_hint="--at")
+        raise typer.BadParameter("a moment is a seqnum or a time: leave out --at or --at-time", param_hint="--at")
     is_now = at is None and at_time is None
     time = None if at_time is None else at_time.replace(tzinfo=UTC)
     target = named.object if is_now else named.store.at(at, time=time).object(named.name)
