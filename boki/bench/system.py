@@ -48,8 +48,8 @@ class Options:
     """Workflows that fall asleep; 0: a tenth of `record_count`."""
     with_peers: bool = False
     """Measure other systems in the same run, in turns."""
-    speculates: bool = False
-    """Whether cuts run ahead of reports."""
+    speculates: bool | None = None
+    """Whether cuts run ahead of reports; None: as a cluster has it by default."""
     is_traced: bool = False
     """Of append: where the time of one append goes."""
     with_apps: bool = False
@@ -65,8 +65,9 @@ class Options:
             raise ConfigError("--trace shows where the time of append goes in a system of its own: name append alone")
         if self.is_separate and not self.is_cluster:
             raise ConfigError("--separate is a layout of clusters: say --cluster")
-        if self.speculates and not self.is_cluster and set(names) != {"peers"}:  # peers starts clusters itself
-            raise ConfigError("--speculative-cuts is for a cluster: say --cluster, or name peers alone")
+        has_clusters = self.is_cluster or set(names) == {"peers"}  # which starts them itself
+        if self.speculates is not None and not has_clusters:
+            raise ConfigError("how cuts go is a matter of clusters: say --cluster, or name peers alone")
         if self.is_cluster and self.url:
             raise ConfigError("--cluster starts a cluster of its own: leave --url out")
         if not self.url:
@@ -87,7 +88,7 @@ class Options:
                 storage=max(3, self.replicas),
                 logs=self.logs,
                 durability=self.durability,
-                speculative_cuts=self.speculates,
+                speculative_cuts=self.speculates is not False,
             )
         return DevConfig(
             data=data,

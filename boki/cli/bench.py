@@ -41,7 +41,12 @@ IsCluster = Annotated[
     bool, typer.Option("--cluster", help="Measure a whole cluster, of three nodes: 3 replicas by default.")
 ]
 Speculates = Annotated[
-    bool, typer.Option("--speculative-cuts", help="With --cluster or peers: cuts run ahead of reports.")
+    bool | None,
+    typer.Option(
+        "--speculative-cuts/--no-speculative-cuts",
+        help="With --cluster or peers: whether cuts run ahead of reports.",
+        show_default="they do",
+    ),
 ]
 Replicas = Annotated[
     int | None, typer.Option(min=1, help="Replicas of each record in the system that is started.", show_default="1")
@@ -79,7 +84,7 @@ def command(
     durability: Annotated[str, typer.Option(metavar="fsync|memory", help="Its durability.")] = "fsync",
     scratch: Annotated[Path | None, typer.Option(help="Folder on the disk to measure; else a temporary one.")] = None,
     peers: Annotated[bool, typer.Option("--peers", help="For flow and store: other systems in turns.")] = False,
-    speculative_cuts: Speculates = False,
+    speculative_cuts: Speculates = None,
     trace: Trace = False,
     apps: Apps = False,
     plot: Plot = None,

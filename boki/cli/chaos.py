@@ -40,7 +40,9 @@ def command(
         list[str] | None, typer.Option("--fault", metavar="CLASS", help="Only this class of faults; may be repeated.")
     ] = None,
     separate: Annotated[bool, typer.Option("--separate", help="Every role is a process of its own.")] = False,
-    speculative_cuts: Annotated[bool, typer.Option("--speculative-cuts", help="Cuts run ahead of reports.")] = False,
+    speculative_cuts: Annotated[
+        bool, typer.Option("--speculative-cuts/--no-speculative-cuts", help="Whether cuts run ahead of reports.")
+    ] = True,
     keep: Annotated[
         Path | None, typer.Option(help="Keep the cluster's files, logs and the history in this folder.")
     ] = None,

@@ -192,7 +192,7 @@ class ControllerNodeConfig(NodeConfig, frozen=True, kw_only=True):
     index_replicas: Annotated[int, Meta(ge=0, le=64, description="Engines that hold the index; 0: all.")] = 0
     speculative_cuts: Annotated[
         bool, Meta(description="Let cuts run ahead of reports: one sync for an append on three nodes with all roles.")
-    ] = False
+    ] = True
     failure_timeout_s: Annotated[
         float, Meta(ge=0.1, description="A node that answers no heartbeat for this long is taken for dead.")
     ] = 0.5

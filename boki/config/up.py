@@ -74,7 +74,7 @@ class UpConfig(Config, frozen=True, kw_only=True):
     index_replicas: Annotated[int, Meta(ge=0, le=64, description="Engines that hold the index; 0: all.")] = 0
     speculative_cuts: Annotated[
         bool, Meta(description="Let cuts run ahead of reports: one sync for an append on three nodes with all roles.")
-    ] = False
+    ] = True
     durability: DurabilityField = "fsync"
     index_memory_bytes: IndexMemory = 256 * MIB
     cache_bytes: CacheSize = 256 * MIB

@@ -120,7 +120,7 @@ def test_the_picture_has_every_system_and_window(tmp_path: Path) -> None:
         (["peers", "--plot", "a.png"], ".svg"),
         (["peers", "--plot", "nowhere/a.svg"], "exists"),
         (["peers", "--url", "http://127.0.0.1:9"], "--url"),
-        (["append", "--speculative-cuts"], "--cluster"),
+        (["append", "--no-speculative-cuts"], "--cluster"),
         (["peers", "append", "--speculative-cuts"], "--cluster"),
     ],
 )
@@ -131,7 +131,10 @@ def test_what_cannot_be_compared_or_drawn_is_refused_before_anything_starts(word
     assert remedy in done.output
 
 
-def test_its_clusters_have_cuts_that_run_ahead_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("wanted", "speculates"), [(None, True), (True, True), (False, False)])
+def test_its_clusters_have_cuts_that_run_ahead_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, wanted: bool | None, speculates: bool
+) -> None:
     """Without `--cluster`: it starts clusters all the same. One process has no such cuts."""
     started: dict[int, DevConfig | UpConfig] = {}
 
@@ -140,7 +143,7 @@ def test_its_clusters_have_cuts_that_run_ahead_if_asked(monkeypatch: pytest.Monk
         started[options.replicas] = options.config(Path("data"), Path("functions"))
         yield
 
-    options = Options(speculates=True)
+    options = Options(speculates=wanted)
     options.check(["peers"])
     monkeypatch.setattr(peers, "target", target)
     for replicas in (1, 3):
@@ -148,7 +151,7 @@ def test_its_clusters_have_cuts_that_run_ahead_if_asked(monkeypatch: pytest.Monk
             pass
     assert isinstance(started[1], DevConfig)
     assert isinstance(started[3], UpConfig)
-    assert started[3].speculative_cuts
+    assert started[3].speculative_cuts is speculates
 
 
 def test_without_nats_there_is_nothing_to_compare_with(monkeypatch: pytest.MonkeyPatch) -> None:

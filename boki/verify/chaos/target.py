@@ -57,7 +57,7 @@ class TargetCluster:
         tell: Callable[[str], None],
         functions: Collection[Path] = FUNCTIONS,
         is_separate: bool = False,
-        speculates: bool = False,
+        speculates: bool = True,
     ) -> None:
         """`functions` has at least the modules of `FUNCTIONS`.
 
