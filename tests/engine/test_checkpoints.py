@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from boki.engine.checkpoint.mirror import INDEX_KEYS
 from boki.engine.core import EngineCore
 from boki.log.ids import MAX_SEQNUM, NodeId
 from boki.log.membership import Member, Membership, Role
+from boki.log.metalog import make_position
 from boki.log.operations import TrimBook
 from boki.log.record import Expect
 from boki.protocol.effects import EngineNews, Send
@@ -22,6 +24,7 @@ from boki.protocol.messages import (
     EntriesDropped,
     FetchBatches,
     FetchCheckpoint,
+    FetchView,
     InstallMembership,
     InstallView,
     Metalog,
@@ -230,7 +233,7 @@ class Asking:
         self.boot.receive(COORDINATOR, InstallView((view(),)), self.now_us)
         self.boot.receive(COORDINATOR, InstallMembership(Membership(number=1, members=members)), self.now_us)
 
-    def questions(self) -> dict[NodeId, FetchCheckpoint]:
+    def questions(self) -> dict[NodeId, Any]:
         """What it asks of whom a while later."""
         self.now_us += 600_000
         sent = [each for each in self.boot.tick(self.now_us) if isinstance(each, Send)]
@@ -248,7 +251,7 @@ class Asking:
             if offered is not None:
                 self.answer(node, question.request, *offered)
 
-    def asked_for_page(self) -> tuple[NodeId, FetchCheckpoint]:
+    def asked_for_page(self) -> tuple[NodeId, Any]:
         """Of whom it asks a page, and which, once it has waited long enough for those that do not answer."""
         while True:
             for node, question in self.questions().items():
@@ -302,6 +305,19 @@ def test_a_checkpoint_that_cannot_be_read_does_not_count_as_none() -> None:
     asking.answer(silent, asked[silent].request, 0)
     asking.questions()
     assert asking.boot.engine is not None
+
+
+def test_a_checkpoint_of_a_term_that_is_not_known_yet_waits_for_its_view() -> None:
+    """The coordinator's word may be late. Seed 307823 of the simulator began from one, and the engine died of it."""
+    asking = Asking()
+    ahead = make_position(2, 3)
+    asking.offer((8, ahead), (0, 0), (0, 0))
+    asked = asking.questions()
+    assert asked == {COORDINATOR: FetchView(1)}
+    later = view(term=2, previous_ends=(9,))
+    asking.boot.receive(COORDINATOR, InstallView((later,)), asking.now_us)
+    source, page = asking.asked_for_page()
+    assert (source, page.lineage) == (asking.nodes[0], 8)
 
 
 def test_a_storage_node_that_comes_later_gets_a_whole_index_in_time() -> None:

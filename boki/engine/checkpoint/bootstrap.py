@@ -25,13 +25,14 @@ from boki.log.membership import Role
 from boki.log.metalog import Positions, split_position
 from boki.log.view import ViewChain
 from boki.protocol.effects import Announce, Delete, DiskReader, Effect, EngineNews, Note, Put, Send, Store, Trace, kinds
-from boki.protocol.follower import MetalogFollower
+from boki.protocol.follower import COORDINATOR, MetalogFollower
 from boki.protocol.messages import (
     BatchesFetched,
     CheckpointFetched,
     CheckpointStored,
     EntriesDropped,
     FetchCheckpoint,
+    FetchView,
     IndexBatch,
     InstallMembership,
     InstallPlacement,
@@ -140,6 +141,7 @@ class Bootstrap:
         self._began_at = 0
         self._asked_at = 0
         self._told_at = 0
+        self._view_asked_at = 0
         self._load: _Load | None = None
         self._withdrawn: set[tuple[NodeId, int, int]] = set()
         """Copies that their nodes told of and then did not give: a damaged one would be offered again and again."""
@@ -215,6 +217,8 @@ class Bootstrap:
         """What to begin from, if that is known by now."""
         offers = [answer for answer in self._answers.values() if answer is not None]
         found = [offer for offer in offers if offer.copy not in self._withdrawn]
+        if self._is_ahead(found):
+            return self._ask_view(now_us)
         best = max(found, key=lambda each: _rank(each.positions), default=None)
         has_heard_all = all(node in self._answers for node in self._replicas.live)
         lacking = len(self._storage) - self._heard.chain.current.write_quorum + 1
@@ -235,6 +239,17 @@ class Bootstrap:
         self._told_at = now_us
         why = "its own index is too old, and no storage node has a newer one; it waits for one"
         return [Trace(logging.ERROR, f"this engine cannot begin: {why}")]
+
+    def _is_ahead(self, found: Iterable[_Found]) -> bool:
+        """Whether an index is of a term that the coordinator's word has not come of yet: one begins from it later."""
+        newest = max(_rank(positions)[0] for positions in (self._applied, *(each.positions for each in found)))
+        return newest > self._heard.chain.current.term
+
+    def _ask_view(self, now_us: int) -> list[Effect]:
+        if now_us - self._view_asked_at < _REPEAT_US:
+            return []
+        self._view_asked_at = now_us
+        return [Send(COORDINATOR, FetchView(self._heard.chain.current.term))]
 
     def _is_near(self, positions: Positions) -> bool:
         """Whether the own copy needs only this many entries to be where a checkpoint is, and somebody may have them."""
