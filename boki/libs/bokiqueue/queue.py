@@ -257,6 +257,7 @@ class Queue(Generic[T]):
         shard = crc32(op.encode()) % shared.shards if op else None
         want = Want(self.group, count, lease_us, op, wait_s, shared.clock.here(), shard)
         served = await shared.receive(self.logbook, want)
+        shared.follower.share_seen(self.logbook.session)  # bodies may be newer than what this caller has seen
         if not op and all(one[2] is not None for one in served):
             for shard, delivery, _ in served:
                 shared.lines[shard].received(delivery.token)

@@ -196,9 +196,7 @@ class Follower:
         if self._ended is not None:
             raise BokiError.from_body(self._ended.body())
         waiter.session = logbook.session
-        if self._seen is None:
-            self._seen = logbook.session.logbook(logbook.name, detached=True).session
-        self._seen.saw(waiter.session)
+        self._note_seen(logbook)
         self.waiters[waiter] = None
         try:
             if self.is_loaded:
@@ -254,7 +252,7 @@ class Follower:
 
     async def _load(self, logbook: LogBook) -> None:
         self.is_loaded = False
-        self._see_for_all(logbook.session)
+        self.share_seen(logbook.session)
         self.next_start = await self.source.load(logbook)
         self.is_loaded = True
 
@@ -262,10 +260,11 @@ class Follower:
         """Read and fold one page, for the leader; False if none came. A caller with less patience may cut it short."""
         self._reads += 1
         number = self._reads
-        self._see_for_all(logbook.session)
+        self.share_seen(logbook.session)
         page = await self._page(logbook, wait_s)
         if page is None:
             return False
+        self._note_seen(logbook)
         if self.next_start < page.first_seqnum and (self.next_start > 0 or page.first_seqnum != self._begun_below):
             # Others have trimmed what was not read yet. From 0 on that may be right, but not twice.
             self._begun_below = page.first_seqnum
@@ -301,8 +300,15 @@ class Follower:
         self.clock.wait_over(wait_s, page.records[-1].time if page.records else 0, begun_us)
         return page
 
-    def _see_for_all(self, session: LogSession) -> None:
-        """Read as far as all have seen who wait: what this read does not show them they must not take for the end."""
+    def _note_seen(self, logbook: LogBook) -> None:
+        if self._seen is None:
+            self._seen = logbook.session.logbook(logbook.name, detached=True).session
+        self._seen.saw(logbook.session)
+
+    def share_seen(self, session: LogSession) -> None:
+        """Let the session read no older log than those who wait here have seen, and than what was folded came from: for
+        the read of the leader, and for a caller that is given what others have read.
+        """
         if self._seen is not None:
             session.saw(self._seen)
 

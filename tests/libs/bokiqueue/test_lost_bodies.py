@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from boki import CorruptData
+from boki import CorruptData, NotFound
 from boki.libs.bokiqueue import Queue, upkeep
 from boki.libs.bokiqueue.following import Queues
-from boki.log.operations import Answer, Get, Operation
+from boki.log.operations import Answer, Append, Get, Operation
 from boki.testing.memory_port import MemoryPort
 from tests.libs.bokiqueue.running import asynchronous
 from tests.libs.bokiqueue.test_crashes import Process
@@ -107,3 +107,47 @@ async def test_a_lost_body_does_not_keep_checkpoints_and_trims_from_being_made(m
     (letter,) = await queue.dead_letters()
     assert letter.id == ids[0]
     assert "lost" in letter.reason
+
+
+class Lagging(Process):
+    """A process whose engine has only what a request says that it has seen, and which keeps no bodies."""
+
+    pushed_at = 0
+
+    async def request(self, operation: Operation, positions: Any, timeout_s: float) -> Answer:
+        if isinstance(operation, Get) and positions.get(0, 0) < self.pushed_at:
+            raise NotFound("this engine has not come so far")
+        return await super().request(operation, positions, timeout_s)
+
+
+class Pushing(Process):
+    """Another one, which says where its appends stand."""
+
+    def __init__(self, port: MemoryPort, reader: Lagging) -> None:
+        super().__init__(port)
+        self.reader = reader
+
+    async def request(self, operation: Operation, positions: Any, timeout_s: float) -> Answer:
+        answer = await super().request(operation, positions, timeout_s)
+        if isinstance(operation, Append):
+            self.reader.pushed_at = positions[0]
+        return answer
+
+
+@asynchronous
+async def test_a_consumer_reads_bodies_as_new_as_what_the_reader_of_the_queue_has_seen() -> None:
+    """A standing lease is served by what another task has read. Else an engine that is behind is asked for the body,
+    has none, and the message becomes a dead letter (seed 307565 of the simulator).
+    """
+    port = MemoryPort()
+    process = Lagging(port)
+    process.access.shared(Queues).bodies.budget_bytes = 0
+    consumer: Queue[int] = Queue(process.logbook(), "q")
+    await consumer.create()
+    leasing = asyncio.create_task(consumer.lease(30, wait_s=10))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    await Queue[int](Pushing(port, process).logbook(), "q").push(7)
+    message = await leasing
+    assert message is not None
+    assert message.value == 7
