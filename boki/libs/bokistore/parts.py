@@ -1,7 +1,8 @@
 """Parts of a transaction that can be undone alone: blocks inside of its block, also where several tasks use it at once.
 
 A part that raises is undone as if it had not been. What another task has read or written since the part began may
-stand on what the part has written, or would be undone with it. So then the whole transaction must not commit.
+stand on what the part has written, or would be undone with it. So then the whole transaction must not commit. Nor must
+it while a part is open, in a task that was not awaited.
 """
 
 from __future__ import annotations
@@ -45,6 +46,11 @@ class Parts:
 
     def check(self) -> None:
         """`WrongState`: the transaction must not commit."""
+        if self._open:
+            raise WrongState(
+                "a block inside of this transaction has not ended, and what it writes cannot be committed by halves: "
+                "nothing was changed; await its task before the outer block ends"
+            )
         if self._is_broken:
             raise WrongState(
                 "a block inside of this transaction raised while another task used the transaction, and neither can be "

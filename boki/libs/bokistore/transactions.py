@@ -400,6 +400,7 @@ class Transaction:
         """The same, if it can be done; otherwise the transaction stays where it is."""
         before = self.snapshot
         snapshot, views = yield from self._newest()
+        self._check_open()  # the drafts are what its commit decides by, and what its record is looked for from
         if self.snapshot != before or views.keys() != self._drafts.keys():
             return  # another task of the transaction was faster
         try:

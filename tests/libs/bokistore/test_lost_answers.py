@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from boki import BokiError, ConnectionLost, NewRecord
+from boki import BokiError, ConnectionLost, NewRecord, WrongState
 from boki.libs.bokistore import ConflictError, saving
 from boki.libs.bokistore.records import row_tag
 from boki.libs.bokistore.requests import Requests
@@ -94,3 +94,34 @@ def test_records_of_the_application_alone_are_committed_once() -> None:
     txn.append(NewRecord(b"paid", ("paid",)))
     seqnum = commit(process, txn, lambda: None, is_made=True)
     assert [record.seqnum for record in book.read("paid").records] == [seqnum]
+
+
+def test_a_task_that_is_left_behind_moves_no_transaction_that_is_committing() -> None:
+    """Its record is looked for from the versions on which it was appended: on later ones it would be done twice."""
+    book = logbook()
+    process, other = Process(book), Process(book)
+    other.run(Requests[Any](other.direct, "y", None).set("", 1, None))
+    txn = process.begin()
+    process.run(Requests[Any](txn, "x", None).set("", "first", None))
+    other.run(Requests[Any](other.direct, "y", None).set("", 2, None))
+    process.run(process.reader.catch_up("y"))
+    task = Requests[Any](txn, "y", None).get("", None)  # has not read yet when the block ends
+    asked = next(task)
+
+    def meanwhile() -> None:
+        with pytest.raises(WrongState, match="has ended"):
+            process.run(after(task, asked))
+        other.run(Requests[Any](other.direct, "x", None).set("", "second", None))
+
+    commit(process, txn, meanwhile, is_made=True)
+    assert other.run(Requests[Any](other.direct, "x", None).get("", None)) == "second"
+
+
+def after(task: Steps[Any], asked: Step) -> Steps[Any]:
+    """The rest of a task that has asked for that."""
+    while True:
+        answer = yield from one(asked)
+        try:
+            asked = task.send(answer)
+        except StopIteration as end:
+            return end.value

@@ -444,3 +444,28 @@ async def test_the_past_cannot_be_changed() -> None:
         assert await then.object("x").get("n") == 1
         with pytest.raises(InvalidArgument, match="cannot be changed"):
             await then.object("x").set("n", 3)
+
+
+@asynchronous
+async def test_a_transaction_does_not_end_before_the_blocks_inside_of_it() -> None:
+    """It would commit a half of what their tasks write; and what these undo later must not undo what was committed."""
+    async with boki.testing.context() as ctx:
+        store, may_raise = Store(ctx), asyncio.Event()
+        await store.object("x").set("n", 1)
+
+        async def inner() -> None:
+            async with store.transaction() as part:
+                await part.object("x").increment("n")
+                await may_raise.wait()
+                raise ZeroDivisionError
+
+        with pytest.raises(WrongState, match=r"has not ended.*await its task"):
+            async with store.transaction() as txn:
+                await txn.object("y").set("n", 1)
+                task = asyncio.create_task(inner())
+                await asyncio.sleep(0)
+        may_raise.set()
+        with pytest.raises(ZeroDivisionError):
+            await task
+        assert await store.object("x").get("n") == 1
+        assert await store.object("y").get("n") is None
