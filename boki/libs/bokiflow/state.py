@@ -32,7 +32,7 @@ from boki.libs.bokistore.records import check_object_name
 from boki.libs.bokistore.requests import data_of
 from boki.libs.bokistore.updates import Set, Update
 from boki.libs.bokistore.way import Way
-from boki.libs.fold.arguments import check_count
+from boki.libs.fold.arguments import check_count, check_list
 from boki.libs.fold.steps import Steps
 from boki.retry import Backoff
 
@@ -184,7 +184,7 @@ class FlowTransaction(_Objects):
     def append(self, data: bytes, tags: Iterable[str] = ()) -> None:
         """Append a record of the application to the book, if and when the transaction commits."""
         self.draft.parts.used()
-        self.draft.extra.append(NewRecord(data, tuple(tags)))
+        self.draft.extra.append(NewRecord(data, check_list(tags, "tags")))
 
     def check(self) -> None:
         """`WrongState` if it cannot be committed any more."""

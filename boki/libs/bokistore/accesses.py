@@ -15,10 +15,10 @@ from boki import BokiError, ConditionFailed, Expect, KeyReused, NewRecord, NotFo
 from boki.libs.bokistore.far import FarViews
 from boki.libs.bokistore.json_values import MISSING
 from boki.libs.bokistore.listing import entry_of, with_names, without_names
-from boki.libs.bokistore.queries import Question
+from boki.libs.bokistore.queries import Question, answer_of
 from boki.libs.bokistore.reading import Reader
 from boki.libs.bokistore.records import Author, Write, codec, row_tag, signed, write_records
-from boki.libs.bokistore.refusals import KeyExpired, WrongShape, key_expired
+from boki.libs.bokistore.refusals import KeyExpired, WrongShape, key_expired, of_object
 from boki.libs.bokistore.updates import Set, Update, apply
 from boki.libs.bokistore.views import Outcome, Row, View, step
 from boki.libs.fold import steps
@@ -85,7 +85,7 @@ class Direct:
         if self._reader.is_far and self._reader.rows.find(name) is None:
             return (yield from FarViews(self._reader.book).look(name, query))
         row, _ = yield from self._reader.catch_up(name)
-        return query(row.newest.value)
+        return answer_of(name, query, row.newest.value)
 
     def look_all(self, questions: Sequence[tuple[str, Question]]) -> Steps[list[Any]]:
         """See `Access`. Each as it is when it is asked."""
@@ -156,7 +156,7 @@ class Direct:
         finally:
             del awaited[nonce]
         if outcome.error is not None:
-            raise outcome.error
+            raise of_object(outcome.error, name)
         if row.newest.value is not MISSING and not row.newest.is_listed:
             yield from self._list(row)
         return outcome.results[0]

@@ -43,7 +43,7 @@ from boki.libs.bokistore.replicas_blocking import Replica
 from boki.libs.bokistore.requests import Requests
 from boki.libs.bokistore.transactions import Transaction as Transacting
 from boki.libs.bokistore.way_blocking import Way
-from boki.libs.fold.arguments import check_span
+from boki.libs.fold.arguments import check_list, check_span
 from boki.libs.fold.outbox import Outbox
 from boki.retry import Backoff
 
@@ -216,7 +216,7 @@ class Transaction(_Objects):
 
     def append(self, data: bytes, tags: Iterable[str] = ()) -> None:
         """Append a record of the application to the book, if and when the transaction commits."""
-        record = NewRecord(data, tuple(tags))
+        record = NewRecord(data, check_list(tags, "tags"))
         self._way.logbook.session.check(record.data, record.tags)
         self.core.append(record)
 
@@ -405,14 +405,14 @@ class Store(_Objects):
         Nothing is copied: the fork reads there what nobody has changed in it. Both can be changed from then on, and
         neither sees what is done in the other. The book must be new; making the same fork again changes nothing.
         """
-        if type(at) is not int or at < 0:
-            raise InvalidArgument(f"at must be a seqnum, not {at!r:.40}", field="at")
         other = self.way.logbook.session.logbook(name)
         self.way.run(saving.fork(self.book, other.name, at))
         return Store(other)
 
     def release(self, name: str) -> None:
-        """Keep no longer what the fork `name` needs of this book: delete its LogBook first."""
+        """Keep no longer what the fork `name` needs of this book: delete its LogBook first. `InvalidArgument`: there is
+        no such fork.
+        """
         self.way.run(saving.release(self.book, name))
 
 

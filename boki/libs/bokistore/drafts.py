@@ -15,7 +15,7 @@ import msgspec
 
 from boki import BokiError, TooLarge
 from boki.libs.bokistore.json_values import is_same
-from boki.libs.bokistore.refusals import WrongShape
+from boki.libs.bokistore.refusals import WrongShape, of_object
 from boki.libs.bokistore.updates import Changed, Update, apply
 from boki.libs.bokistore.views import View
 
@@ -51,8 +51,9 @@ _Action = _Looked | _Changed | _Versioned | _Marked | _WentBack
 class Draft:
     """One object within a transaction. `base`: the version that it began with."""
 
-    def __init__(self, base: View) -> None:
+    def __init__(self, base: View, name: str = "") -> None:
         self.base = base
+        self.name = name
         self.value = base.value
         self.size_bytes = base.size_bytes
         self.updates: list[Update] = []
@@ -64,7 +65,7 @@ class Draft:
         """The answer of a query, with the transaction's own writes."""
         result = _answer(query, self.value)
         self._actions.append(_Looked(query, result))
-        return _raised(result)
+        return _raised(result, self.name)
 
     def version(self) -> int:
         """The version that the draft has begun with; a newer one is a conflict from now on."""
@@ -75,7 +76,7 @@ class Draft:
         """The result of an update; `WrongShape` or `TooLarge` if it does not fit, and nothing is changed."""
         result = self._apply(update)
         self._actions.append(_Changed(update, result))
-        return _raised(result)
+        return _raised(result, self.name)
 
     def _apply(self, update: Update) -> Any:
         try:
@@ -100,7 +101,7 @@ class Draft:
 
     def on(self, base: View) -> Draft | None:
         """The same actions on another version of the object; None if one of them comes to another result there."""
-        again = Draft(base)
+        again = Draft(base, self.name)
         for action in self._actions:
             match action:
                 case _Looked(query, result):
@@ -144,9 +145,9 @@ def _answer(query: Query, value: Any) -> Any:
         return error
 
 
-def _raised(result: Any) -> Any:
+def _raised(result: Any, name: str) -> Any:
     if isinstance(result, BokiError):
-        raise result
+        raise of_object(result, name)
     return result
 
 

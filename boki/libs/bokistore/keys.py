@@ -6,14 +6,17 @@ from collections.abc import Sequence
 
 from boki import InvalidArgument
 from boki.libs.bokistore.updates import Update
+from boki.libs.fold.arguments import UNFIT
 
 
 def check_key(key: object) -> str | None:
     """`key`, if it may name a transaction or an update."""
     if key is None:
         return None
-    if not isinstance(key, str) or not 0 < len(key.encode("utf-8", "surrogatepass")) <= 200:
-        raise InvalidArgument(f"key must be text of 1 to 200 bytes, not {key!r:.100}", field="key")
+    if not isinstance(key, str) or not 0 < len(key.encode("utf-8", "surrogatepass")) <= 200 or UNFIT.search(key):
+        raise InvalidArgument(
+            f"key must be text of 1 to 200 bytes without control characters, not {key!r:.100}", field="key"
+        )
     return key
 
 

@@ -22,13 +22,13 @@ from boki import InvalidArgument, WrongType
 from boki.libs.bokistore.accesses import Access, Direct, Looks
 from boki.libs.bokistore.far import FarViews
 from boki.libs.bokistore.json_values import MISSING, Missing, copy_of, encode, is_same, plain
-from boki.libs.bokistore.paths import MAX_SEGMENT_CHARS, Path, Segments, parse_path
+from boki.libs.bokistore.paths import LONE_SURROGATE, MAX_SEGMENT_CHARS, Path, Segments, parse_path
 from boki.libs.bokistore.queries import WHOLE, Count, FirstKeys, Question, Scan, ValueAt
 from boki.libs.bokistore.refusals import ConflictError, NoSuchObject, WrongShape
 from boki.libs.bokistore.requests import check_number, data_of
 from boki.libs.bokistore.transactions import Transaction
 from boki.libs.bokistore.updates import Delete, Increment, Set, Update, look_up
-from boki.libs.fold.arguments import check_count
+from boki.libs.fold.arguments import check_count, check_list
 from boki.libs.fold.steps import Pause, Steps
 from boki.retry import Backoff
 
@@ -113,7 +113,7 @@ class MapRequests:
 
     def get_many(self, keys: Iterable[str]) -> Steps[dict[str, Any]]:
         """Those of the items that there are, as of one moment."""
-        wanted = [check_item_key(key) for key in keys]
+        wanted = [check_item_key(key) for key in check_list(keys, "keys")]
         return (yield from self._read(lambda access: self._get_many(access, wanted)))
 
     def _get_many(self, access: Looks, keys: Sequence[str]) -> Steps[dict[str, Any]]:
@@ -142,6 +142,9 @@ class MapRequests:
 
     def test_and_set_many(self, expected: Mapping[str, Any], items: Mapping[str, Any]) -> Steps[bool]:
         """Put items if others are as expected; None: there is none. Whether they were."""
+        for field, given in (("expected", expected), ("items", items)):
+            if not isinstance(given, Mapping):
+                raise WrongType(f"{field} must be a dict of items by key, not {type(given).__name__}", field=field)
         tests = {check_item_key(key): plain(value) for key, value in expected.items()}
         new = [Set((check_item_key(key),), data_of(value)) for key, value in items.items()]
         return (yield from self._together(lambda txn: self._test_and_set(txn, tests, new)))
@@ -215,6 +218,8 @@ class MapRequests:
         for field, text in (("prefix", prefix), ("start", start), ("stop", stop or ""), ("after", after or "")):
             if not isinstance(text, str):
                 raise WrongType(f"{field} must be a str, not {type(text).__name__}", field=field)
+            if LONE_SURROGATE.search(text):
+                raise InvalidArgument(f"{field} must be text, without lone surrogates: {text!r:.60}", field=field)
         query = Scan(prefix, start, stop, after, limit)
         return (yield from self._read(lambda access: self._scan(access, query, limit)))
 
@@ -271,7 +276,7 @@ def shape_of(access: Access, name: str) -> Steps[Shape]:
 
 def check_shape(partitions: object, indexes: Iterable[str]) -> Shape:
     """What a map is to be made with."""
-    fields = tuple(indexes) if not isinstance(indexes, str) else (indexes,)
+    fields = check_list(indexes, "indexes") if not isinstance(indexes, str) else (indexes,)
     for field in fields:
         if not parse_path(field):
             raise InvalidArgument("an index is of a field of the items: name its path", field="indexes")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any, Final
 
 import msgspec
@@ -11,7 +12,7 @@ from boki import MAX_SEQNUM, InvalidArgument, NotFound, Page, Record, Trimmed, W
 from boki.libs.bokistore.accesses import look_all
 from boki.libs.bokistore.json_values import MISSING, copy_of
 from boki.libs.bokistore.listing import without_names
-from boki.libs.bokistore.queries import Question
+from boki.libs.bokistore.queries import Question, answer_of
 from boki.libs.bokistore.reading import Reader
 from boki.libs.bokistore.records import Write, checkpoints_tag, codec, row_tag
 from boki.libs.bokistore.updates import Update
@@ -42,7 +43,7 @@ class AsOf:
     def look(self, name: str, query: Question) -> Steps[Any]:
         """See `accesses.Access`. `Trimmed`: that is too long ago."""
         view = yield from self._view(name)
-        return query(view.value)
+        return answer_of(name, query, view.value)
 
     def look_all(self, questions: Sequence[tuple[str, Question]]) -> Steps[list[Any]]:
         """See `accesses.Access`."""
@@ -192,8 +193,10 @@ def check_moment(seqnum: object, time: object) -> tuple[int | None, int | None]:
         if type(seqnum) is not int or not 0 <= seqnum <= MAX_SEQNUM:
             raise WrongType(f"a seqnum must be an int from 0 to {MAX_SEQNUM}, not {seqnum!r:.40}", field="seqnum")
         return seqnum, None
-    stamp = getattr(time, "timestamp", None)
-    seconds = stamp() if stamp is not None else time
+    try:
+        seconds = time.timestamp() if isinstance(time, datetime) else time
+    except (ValueError, OverflowError):  # of the year 1, where local time has no seconds since the epoch
+        seconds = None
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < 1e11:
         raise WrongType(f"time must be a datetime, or seconds since the epoch, not {time!r:.40}", field="time")
     return None, round(seconds * 1e6)

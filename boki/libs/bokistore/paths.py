@@ -18,7 +18,7 @@ MAX_SEGMENTS: Final = 32
 MAX_SEGMENT_CHARS: Final = 1_000
 _DOTTED: Final = re.compile(r"((?:[^.\\]|\\[.\\])+)(\.|$)")
 _INDEX: Final = re.compile(r"-1|0|[1-9][0-9]{0,9}")
-_SURROGATE: Final = re.compile(r"[\ud800-\udfff]")
+LONE_SURROGATE: Final = re.compile(r"[\ud800-\udfff]")
 
 
 def parse_path(path: object) -> Segments:
@@ -47,7 +47,7 @@ def parse_path(path: object) -> Segments:
                 field="path",
                 limit=MAX_SEGMENT_CHARS,
             )
-        if not segment.isascii() and _SURROGATE.search(segment):
+        if not segment.isascii() and LONE_SURROGATE.search(segment):
             raise InvalidArgument(f"a path must be text, without lone surrogates: {segment!r:.60}", field="path")
     return segments
 

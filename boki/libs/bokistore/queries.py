@@ -12,7 +12,7 @@ import msgspec
 
 from boki.libs.bokistore.json_values import MISSING
 from boki.libs.bokistore.paths import Segments, show
-from boki.libs.bokistore.refusals import WrongShape
+from boki.libs.bokistore.refusals import WrongShape, of_object
 from boki.libs.bokistore.updates import look_up
 
 
@@ -142,3 +142,11 @@ class Count(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 Question = ValueAt | IsThere | LengthAt | KeysAt | ItemsAt | NumberAt | Scan | FirstKeys | Count
 WHOLE = ValueAt()
 """The whole object."""
+
+
+def answer_of(name: str, question: Question, value: Any) -> Any:
+    """What the object of that name answers; a `WrongShape` names it."""
+    try:
+        return question(value)
+    except WrongShape as error:
+        raise of_object(error, name) from None

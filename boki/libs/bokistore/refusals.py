@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from boki import BokiError, NotFound, Trimmed, WrongState
+from boki import BokiError, NotFound, TooLarge, Trimmed, WrongState
 
 
 class NoSuchObject(NotFound):
@@ -61,6 +61,25 @@ class WrongShape(BokiError):
 
     code = "wrong_shape"
     http_status = 409
+
+
+def of_object(error: BokiError, name: str) -> BokiError:
+    """The same refusal, which names the object, or the map whose partition this is: an update may be one of many."""
+    owner, is_part, _ = name.partition("/")
+    thing = "map" if is_part else "object"
+    return type(error)(f"{thing} {owner!r}: {error.message}", **{**error.details, "object": owner})
+
+
+def of_commit(error: BokiError) -> BokiError:
+    """An error of the append of a commit, in words of the transaction: its caller appends nothing."""
+    if not isinstance(error, TooLarge) or error.details.get("field") != "records":
+        return error
+    limit = error.details["limit"]
+    return TooLarge(
+        f"a transaction may write at most {limit:,} bytes in all, and nothing was committed: split it",
+        field="updates",
+        limit=limit,
+    )
 
 
 def conflict(objects: Iterable[str], book: str, *, tries: int = 0) -> ConflictError:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from boki import ConditionFailed, Expect, InvalidArgument, NewRecord, Page, Record
+from boki import MAX_SEQNUM, ConditionFailed, Expect, InvalidArgument, NewRecord, Page, Record
 from boki.libs.bokistore.reading import Reader, origin_of
 from boki.libs.bokistore.records import (
     FORKS,
@@ -100,24 +100,34 @@ def configure(history_us: int | None) -> Steps[None]:
 def pins(book: str) -> Steps[list[int]]:
     """The seqnums as of which forks of the book need it."""
     forks: dict[str, int] = {}
+    for seqnum, found in (yield from _forked(book)):
+        if found.is_over:
+            forks.pop(found.book, None)
+        else:
+            at = min(found.at or seqnum, seqnum)  # what had not come yet is not in the fork
+            forks[found.book] = min(at, forks.get(found.book, at))
+    return list(forks.values())
+
+
+def _forked(book: str) -> Steps[list[tuple[int, Forked]]]:
+    """What the log says of forks of the book, with seqnums, in order."""
+    said: list[tuple[int, Forked]] = []
     start = 0
     while True:
         page: Page = yield ReadPage(FORKS, start, book=book)
         for record in page.records:
             found = codec.own(record.data)
             if isinstance(found, Forked):
-                if found.is_over:
-                    forks.pop(found.book, None)
-                else:
-                    at = min(found.at or record.seqnum, record.seqnum)  # what had not come yet is not in the fork
-                    forks[found.book] = min(at, forks.get(found.book, at))
+                said.append((record.seqnum, found))
         if page.is_end:
-            return list(forks.values())
+            return said
         start = page.next_start
 
 
 def fork(book: str, name: str, at: int) -> Steps[Origin]:
     """Make the book `name` a copy of the objects of `book`; `at` 0: as they are now. Repeating it changes nothing."""
+    if type(at) is not int or not 0 <= at <= MAX_SEQNUM:
+        raise InvalidArgument(f"at must be a seqnum up to {MAX_SEQNUM:,}, or 0 for now, not {at!r:.40}", field="at")
     if (yield from steps.tail(None, fresh=True, book=name)) is not None:
         return (yield from _made_before(book, name, at))
     seqnums: list[int] = yield Append((NewRecord(codec.encode(Forked(name, at)), (FORKS,)),), book=book)
@@ -146,5 +156,10 @@ def _made_before(book: str, name: str, at: int) -> Steps[Origin]:
 
 
 def release(book: str, name: str) -> Steps[None]:
-    """No longer keep what the fork `name` needs of this book."""
+    """No longer keep what the fork `name` needs of this book. `InvalidArgument`: it never had such a fork."""
+    if all(found.book != name for _, found in (yield from _forked(book))):
+        raise InvalidArgument(
+            f"book {book!r} has no fork {name!r:.140}, so nothing is kept for it: name the book of the fork",
+            field="name",
+        )
     yield Append((NewRecord(codec.encode(Forked(name, 0, is_over=True)), (FORKS,)),), book=book)

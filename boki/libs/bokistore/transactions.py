@@ -56,7 +56,7 @@ from boki.libs.bokistore.parts import Parts
 from boki.libs.bokistore.queries import Question
 from boki.libs.bokistore.reading import Reader, certain
 from boki.libs.bokistore.records import ROW, Author, Write, codec, row_tag, signed, write_records
-from boki.libs.bokistore.refusals import ConflictError, conflict, key_expired, used_before
+from boki.libs.bokistore.refusals import ConflictError, conflict, key_expired, of_commit, used_before
 from boki.libs.bokistore.under_way import Action
 from boki.libs.bokistore.updates import Update
 from boki.libs.bokistore.views import View
@@ -193,7 +193,7 @@ class Transaction:
             view = yield from self._view_at(name, snapshot)
             self._check_open()  # what comes after its commit is not in it
             if snapshot == self.snapshot:  # another task of the transaction may have moved it on
-                return self._drafts.setdefault(name, Draft(view))
+                return self._drafts.setdefault(name, Draft(view, name))
 
     def _view_at(self, name: str, snapshot: int) -> Steps[View]:
         try:
@@ -388,7 +388,7 @@ class Transaction:
                 yield from self.rebase()
                 self._writes = self._records()  # whether an object is to be listed may be another question now
             except BokiError as error:
-                yield Pause(lost.failed(error))
+                yield Pause(lost.failed(of_commit(error)))
 
     def rebase(self) -> Steps[None]:
         """Try everything that was done on the newest versions; `ConflictError`"""

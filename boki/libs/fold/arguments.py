@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from math import isfinite
-from typing import Final
+from typing import Final, TypeVar
 
 from boki import InvalidArgument, TooLarge, WrongType
+
+T = TypeVar("T")
 
 MAX_SECONDS: Final = 365 * 24 * 3_600.0
 """A year: the longest delay, lease and time to live."""
@@ -52,6 +55,15 @@ def check_span(value: object, field: str, *, least_s: float = 0.0, most_s: float
             f"{field} must be {least_s:g} to {most_s:,.15g} seconds{year}, not {shown(value)}", field=field
         )
     return round(value * 1e6)
+
+
+def check_list(values: Iterable[T], field: str) -> tuple[T, ...]:
+    """`values` as a tuple. A lone str is refused where a list is due, and not split into its letters."""
+    if isinstance(values, str):
+        raise WrongType(f"{field} must be a list, not one str: write {field}=[{values!r:.60}]", field=field)
+    if not isinstance(values, Iterable):
+        raise WrongType(f"{field} must be a list, not {type(values).__name__}: write {field}=[...]", field=field)
+    return tuple(values)
 
 
 def check_count(value: object, field: str, most: int, *, least: int = 1) -> int:

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Final
 
 from boki import ConditionFailed, Expect, LogBook, NewRecord, TooLarge, WrongState
+from boki.libs.fold.arguments import check_list
 from boki.libs.fold.retrying import PATIENT, until_decided
 from boki.retry import Backoff
 
@@ -45,7 +46,7 @@ class Outbox:
 
     def append(self, data: bytes, tags: Sequence[str] = ()) -> None:
         """Add a record of the application, in the same book."""
-        self.add([NewRecord(data, tuple(tags))])
+        self.add([NewRecord(data, check_list(tags, "tags"))])
 
     def add(
         self,

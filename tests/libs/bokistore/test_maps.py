@@ -172,7 +172,7 @@ async def test_test_and_set() -> None:
         assert not await items.test_and_set_many({"a": None}, {"a": 3})
         assert not await items.test_and_set_many({"a": 1.0}, {"a": 3})
         assert await items.test_and_set_many({"a": 1, "b": 2}, {"a": 2, "c": 3})
-        assert await items.get_many("abc") == {"a": 2, "b": 2, "c": 3}
+        assert await items.get_many(["a", "b", "c"]) == {"a": 2, "b": 2, "c": 3}
         winners = await asyncio.gather(*(items.test_and_set_many({"lock": None}, {"lock": n}) for n in range(6)))
         assert sum(winners) == 1
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from boki import InvalidArgument
-from boki.libs.fold.arguments import check_count, check_key, check_name, check_size, check_span
+from boki.libs.fold.arguments import check_count, check_key, check_list, check_name, check_size, check_span
 
 
 def test_what_is_right_comes_back() -> None:
@@ -17,6 +17,7 @@ def test_what_is_right_comes_back() -> None:
     assert check_key("any text ä", "key") == "any text ä"
     assert check_span(1.5, "delay_s") == 1_500_000
     assert check_count(3, "limit", 10) == 3
+    assert check_list(["a", "b"], "tags") == ("a", "b")
     assert check_size(b"abc", "body", 3, "a body", "") == b"abc"
 
 
@@ -35,6 +36,8 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: check_span(10**400, "wait_s"), "not a number that is far too large"),
     (lambda: check_count(1.0, "limit", 10), "limit must be an int, not float"),
     (lambda: check_count(11, "limit", 10), "limit must be 1 to 10, not 11"),
+    (lambda: check_list("ab", "tags"), r"tags must be a list, not one str: write tags=\['ab'\]"),
+    (lambda: check_list(5, "tags"), "tags must be a list, not int"),  # type: ignore[arg-type]
     (lambda: check_size(b"abcd", "body", 3, "a body", "send a reference"), "at most 3 bytes, not 4: send a reference"),
 ]
 

@@ -7,6 +7,7 @@ from typing import Final
 from boki import InvalidArgument, TooLarge
 from boki.libs.bokistore.far import MAX_ASKED, Held, Views, Wanted
 from boki.libs.bokistore.json_values import MISSING, encode
+from boki.libs.bokistore.queries import answer_of
 from boki.libs.bokistore.reading import Reader
 from boki.libs.bokistore.views import View
 from boki.libs.fold.steps import Steps
@@ -27,7 +28,7 @@ def answer(reader: Reader, wanted: Wanted) -> Steps[Views]:
     views: dict[str, View] = {}
     for name in names:
         views[name] = yield from reader.view_at(name, seqnum)
-    answers = [question(views[name].value) for name, question in wanted.questions]
+    answers = [answer_of(name, question, views[name].value) for name, question in wanted.questions]
     held = [_held(views[name]) for name in wanted.objects]
     size_bytes = sum(len(encode(value)) for value in answers if value is not MISSING)
     if size_bytes + sum(views[name].size_bytes for name in wanted.objects) > MAX_ANSWER_BYTES:
