@@ -30,6 +30,7 @@ old code takes part from the first call of the new one on.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, ClassVar, Final, TypeVar
@@ -54,6 +55,8 @@ from boki.libs.fold import steps
 from boki.libs.fold.codec import RecordCodec
 from boki.libs.fold.retrying import uncertain
 from boki.libs.fold.steps import Append, ReadPage, Steps
+
+_log: Final = logging.getLogger("boki.libs.bokistore")
 
 CALLS: Final = "!or:"
 SAVED: Final = "!oq:"
@@ -228,6 +231,8 @@ def catch_up(machine: Machine) -> Steps[None]:
     while True:
         start = machine.known_to
         page: Page = yield ReadPage(CALLS + machine.name, start)
+        if machine.known_to < start:  # another caller has begun again meanwhile: calls below this page are missing
+            continue
         floor = page.first_seqnum
         if floor > machine.floor and (floor > start or 0 < machine.last < floor):
             yield from _begin_again(machine, floor)
@@ -300,7 +305,17 @@ def ask(machine: Machine, method: str, by_position: Sequence[Any], by_name: Mapp
 
 
 def save(machine: Machine) -> Steps[None]:
-    """Save the state and trim the calls that are in it, if there were many since; of two processes one does."""
+    """Save the state and trim the calls that are in it, if there were many since; of two processes one does.
+
+    If that fails it is due again after as many calls. It is no error of the call that met it, which was carried out.
+    """
+    try:
+        yield from _save(machine)
+    except BokiError as error:
+        _log.warning("replicated object %s was not saved; all of its calls stay in the log: %s", machine.name, error)
+
+
+def _save(machine: Machine) -> Steps[None]:
     if machine.applied < SAVE_AFTER or machine.known_to <= machine.saved:
         return  # what others have saved is newer than what this process knows
     machine.applied, last = 0, machine.last

@@ -63,3 +63,21 @@ class Careless(ReplicatedObject):
     def draw(self) -> None:
         """By chance."""
         self.number = random()
+
+
+class Hoard(ReplicatedObject):
+    """Its state is no JSON."""
+
+    def __init__(self) -> None:
+        self.kept: set[int] = set()
+
+    @mutator
+    def keep(self) -> int:
+        """Keep one more."""
+        self.kept.add(len(self.kept))
+        return len(self.kept)
+
+    @accessor
+    def count(self) -> int:
+        """How many are kept."""
+        return len(self.kept)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 import boki.testing
 from boki import InvalidArgument, VersionTooNew
-from boki.libs.bokistore import Store, WrongShape, check_deterministic
+from boki.libs.bokistore import Store, WrongShape, check_deterministic, machines
 from boki.libs.bokistore.blocking import Store as BlockingStore
-from boki.libs.bokistore.machines import SAVE_AFTER, Machines
+from boki.libs.bokistore.machines import SAVE_AFTER, Machine, Machines
+from boki.libs.fold.steps import Step, Steps
 from tests.libs.bokiqueue.running import asynchronous
-from tests.libs.bokistore.auction import Auction, Careless, LaterAuction
+from tests.libs.bokistore.auction import Auction, Careless, Hoard, LaterAuction
+from tests.libs.bokistore.interleaving import Process, logbook
 
 
 @asynchronous
@@ -104,6 +107,45 @@ async def test_records_of_strangers_are_passed_by() -> None:
         assert await auction.ask(Auction.all_bids) == []
         assert await auction.call(Auction.bid, "eve", 1)
         assert await auction.ask(Auction.all_bids) == [["eve", 1]]
+
+
+def test_a_caller_that_begins_late_skips_no_call_of_another_one() -> None:
+    """Its answer to where a process begins comes when others have gone on: they read again what it has undone."""
+    process, machine = Process(logbook()), Machine("a", Auction)
+    late = machines.ask(machine, "all_bids", (), {})
+    asked = next(late)
+    answer = process.run(_alone(asked))
+    process.run(machines.call(machine, "bid", ("ada", 1), {}, b"1"))
+    reading = machines.call(machine, "bid", ("bob", 2), {}, b"2")
+    page = process.run(_alone(reading.send(process.run(_alone(next(reading))))))
+    asked = late.send(answer)
+    while True:
+        try:
+            page = process.run(_alone(reading.send(page)))
+        except StopIteration as end:
+            assert end.value is True
+            break
+    while True:
+        try:
+            asked = late.send(process.run(_alone(asked)))
+        except StopIteration as end:
+            assert end.value == [["ada", 1], ["bob", 2]]
+            break
+    assert process.run(machines.ask(machine, "all_bids", (), {})) == [["ada", 1], ["bob", 2]]
+
+
+def _alone(step: Step) -> Steps[Any]:
+    return (yield step)
+
+
+@asynchronous
+async def test_a_state_that_cannot_be_saved_takes_no_result_from_a_call() -> None:
+    """The call was carried out: an error would say that it was not."""
+    async with boki.testing.context() as ctx:
+        hoard = Store(ctx).replicated("h", Hoard)
+        for number in range(SAVE_AFTER + 10):
+            assert await hoard.call(Hoard.keep) == number + 1
+        assert await hoard.ask(Hoard.count) == SAVE_AFTER + 10
 
 
 def test_plain_functions() -> None:
