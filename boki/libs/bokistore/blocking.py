@@ -369,9 +369,12 @@ class Store(_Objects):
         """
         return Snapshot(AsOf(self.way.reader, *check_moment(seqnum, time)), self.way)
 
-    def history(self, name: str) -> Iterator[Version]:
-        """The versions of an object, from the earliest that is kept to the newest, with who wrote them."""
-        history = History(self.way.reader, check_object_name(name))
+    def history(self, name: str, *, start: int = 0) -> Iterator[Version]:
+        """The versions of an object, from the earliest that is kept to the newest, with who wrote them.
+
+        `start`: only those of this seqnum or later, without a look at what was before.
+        """
+        history = History(self.way.reader, check_object_name(name), start)
         while not history.is_end:
             yield from self.way.run(history.page())
 

@@ -82,11 +82,12 @@ class Version(msgspec.Struct, frozen=True):
 
 
 class History:
-    """The versions of an object in order, page by page. Those that were trimmed are not in it."""
+    """The versions of an object in order from `start` on, page by page. Those that were trimmed are not in it."""
 
-    def __init__(self, reader: Reader, name: str) -> None:
+    def __init__(self, reader: Reader, name: str, start: int = 0) -> None:
         self._reader = reader
         self._name = name
+        self._first = check_start(start)
         self._view: View | None = None
         self._start = 0
         self.is_end = False
@@ -104,25 +105,27 @@ class History:
         versions = []
         for record in page.records:
             after, write, _ = step(self._view, self._name, record)
-            if write is not None and after.version == record.seqnum + write.more:
+            if write is not None and after.version == record.seqnum + write.more >= self._first:
                 versions.append(_version(record, write, after))
             self._view = after
         self._start, self.is_end = page.next_start, page.is_end
         return versions
 
     def _begin(self) -> Steps[tuple[View, int]]:
-        """The view before the first record that trims have left, and where to read on."""
+        """The view before the first record that is wanted, or that trims have left, and where to read on."""
         tag, book = checkpoints_tag(self._name), self._reader.book
-        tried = 0
+        tried = -1
         while True:
             page: Page = yield ReadPage(row_tag(self._name), limit=1, book=book)
             floor = page.first_seqnum
-            if not floor or not page.records:
+            if not page.records or not (floor or self._first > 1):
                 return (yield from self._reader.inherited(self._name)), floor
-            checkpoint: Page = yield ReadPage(tag, limit=1, book=book)
-            if not checkpoint.records:
-                return View(), floor
-            first = max(page.records[0].seqnum, checkpoint.records[0].seqnum)
+            first = self._first - 1
+            if floor:
+                checkpoint: Page = yield ReadPage(tag, limit=1, book=book)
+                if not checkpoint.records:
+                    return View(), floor
+                first = max(first, page.records[0].seqnum, checkpoint.records[0].seqnum)
             try:
                 view = yield from self._reader.view_at(self._name, first)
             except Trimmed:
@@ -183,6 +186,13 @@ def _version(record: Record, write: Write, view: View) -> Version:
         write.is_transaction,
         tuple(dict.fromkeys(name for name, _ in without_names(write.updates))),
     )
+
+
+def check_start(start: object) -> int:
+    """`start`, if a history can begin there."""
+    if type(start) is not int or not 0 <= start <= MAX_SEQNUM:
+        raise WrongType(f"start must be a seqnum from 0 to {MAX_SEQNUM}, not {start!r:.40}", field="start")
+    return start
 
 
 def check_moment(seqnum: object, time: object) -> tuple[int | None, int | None]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import boki.testing
-from boki import InvalidArgument, Trimmed, WrongType
+from boki import MAX_SEQNUM, InvalidArgument, Page, Trimmed, WrongType
 from boki.libs.bokistore import KeyExpired, Store, Version, saving
 from boki.libs.bokistore.memory import Memory
 from boki.libs.bokistore.past import History
@@ -216,6 +216,56 @@ async def test_a_history_has_more_than_one_page() -> None:
     async with boki.testing.context() as ctx:
         await count_up(ctx, "x", 600)
         assert [version.value["n"] for version in await versions_of(Store(ctx), "x")] == list(range(1, 601))
+
+
+@pytest.mark.parametrize("history_s", [None, 0])
+@asynchronous
+async def test_a_history_may_begin_late(history_s: float | None) -> None:
+    """With what is kept from there on: before a record, at it, and where a trim has taken away what was wanted."""
+    async with boki.testing.context() as ctx:
+        store = Store(ctx)
+        await store.configure(history_s=history_s)
+        await store.object("x").set("n", 0)
+        await count_up(ctx, "x", SAVE_AFTER + 20)
+        await store.object("y").set("n", 1)
+        async with store.transaction() as txn:  # several records
+            for number in range(20):
+                await txn.object(f"z{number}").set("n", 1)
+            await txn.object("x").set("m", 1)
+        await count_up(ctx, "x", 20)
+        every = await versions_of(store, "x")
+        rows = await row_of(ctx, "x")
+        for start in [1, *rows[:3], *rows[-30:], rows[-1] + 1, MAX_SEQNUM]:
+            expected = [version for version in every if version.seqnum >= start]
+            for forgets in (False, True):
+                if forgets:
+                    ctx.logbook.session.shared(Memory).forget()
+                assert [version async for version in store.history("x", start=start)] == expected
+        trial = await store.fork("trial")
+        await trial.object("x").set("n", 0)
+        [version] = await versions_of(trial, "x")
+        assert [one async for one in trial.history("x", start=version.seqnum)] == [version]
+        for wrong in (-1, True, 1.5, MAX_SEQNUM + 1):
+            with pytest.raises(WrongType, match="start must be a seqnum"):
+                [one async for one in store.history("x", start=wrong)]  # type: ignore[arg-type]
+
+
+def test_a_history_that_begins_late_reads_little() -> None:
+    """As much as opening the object, and not all that was before."""
+    process = Process(logbook())
+    count_to(process, {}, 2_000)
+    seqnums = [record.seqnum for record in process.book.read(row_tag("x"), start=0, limit=10_000).records]
+    process.run(saving.save(process.reader, "x"))
+    count_to(process, dict.fromkeys(range(2_000), 0), 2_010)
+    late, pages = History(Process(process.book).reader, "x", seqnums[-1] + 2), list[Page]()
+
+    def carry_out(read: Step) -> object:
+        answer = process.run(alone(read))
+        pages.extend([answer] if isinstance(answer, Page) else [])
+        return answer
+
+    assert [version.value["n"] for version in drive(late.page(), carry_out)] == list(range(2_001, 2_011))
+    assert sum(len(page.records) for page in pages) <= 25
 
 
 @asynchronous

@@ -329,10 +329,9 @@ async def _history(
     limit: Annotated[int, Meta(ge=1, le=MAX_HISTORY, description="Maximum number of versions")] = 100,
 ) -> object:
     versions: list[VersionShape] = []
-    async with aclosing(_store(asked).history(asked.parts[1])) as history:
+    async with aclosing(_store(asked).history(asked.parts[1], start=start)) as history:
         async for version in history:
-            if version.seqnum >= start:
-                versions.append(version_shape(version))
+            versions.append(version_shape(version))
             if len(versions) == limit:
                 break
     return {"versions": versions}

@@ -11,6 +11,7 @@ import typer
 from boki.cli.connection import AsJson
 from boki.cli.terminal import errors, print_json, print_table, results, time_cell
 from boki.libs.bokistore.face.commands import Named, app
+from boki.log.ids import MAX_SEQNUM
 
 if TYPE_CHECKING:
     from boki.libs.bokistore import Version
@@ -24,21 +25,36 @@ async def history(
 ) -> None:
     """List the newest versions of an object, with what wrote them."""
     versions: list[Version] = []
-    async for version in named.store.history(named.name):
-        versions.append(version)
-        del versions[:-limit]
+    start = MAX_SEQNUM
+    while start and len(versions) < limit:  # records that changed nothing make no version: look further back
+        start = await _back(named, start, limit - len(versions))
+        versions = [version async for version in named.store.history(named.name, start=start)]
+    del versions[:-limit]
     if as_json:
         for version in versions:
             print_json(msgspec.to_builtins(version))
         return
     if not versions:
-        errors().print(f"no object {named.name}", style="dim", markup=False)
+        what = f"no version of {named.name} was written in {named.store.book}"
+        errors().print(what, style="dim", markup=False)
     rows = [
         (str(one.seqnum), time_cell(round(one.time_s * 1e6)), one.function, one.invocation, _text(one))
         for one in versions
     ]
     if rows:
         print_table(["version", "time (UTC)", "function", "invocation", "value…"], rows)
+
+
+async def _back(named: Named, start: int, count: int) -> int:
+    """Where the last records of the object below `start` begin, that many of them; 0: all of them."""
+    from boki.libs.bokistore.records import row_tag
+
+    for _ in range(count):
+        record = await named.store.way.logbook.read_prev(row_tag(named.name), max_seqnum=start - 1)
+        if record is None:
+            return 0
+        start = record.seqnum
+    return start
 
 
 def _text(version: Version) -> str:
