@@ -101,11 +101,7 @@ class Direct:
         """See `Access`. If the answer to the append is lost, the error says that the outcome is unknown: repeat it
         under a `key`.
         """
-        row = self._reader.rows.find(name)
-        if row is None and self._reader.is_far:  # a gateway's view after the append would not tell its outcome
-            row, _ = yield from self._reader.catch_up(name)
-        if row is None:
-            return (yield from self._append(name, update, key))
+        row = yield from self._reader.begin(name)  # what cannot be read is not changed; afterwards it would be too late
         is_first = not row.writing and key is None
         row.writing += 1
         try:

@@ -60,15 +60,20 @@ class Reader:
     def catch_up(self, name: str) -> Steps[tuple[Row, int]]:
         """Read what is new of an object; its row, and the seqnum below which all of it has been seen by this caller."""
         row = self.rows.find(name)
-        is_cold = row is None
         if row is None:
             row = yield from self._open(name)
             if self.is_far:
                 return row, row.known_to  # a view that the gateway has just read
+        begins = not row.replayed
         row, seen_to = yield from self._read_on(row, None)
-        if is_cold and row.replayed >= LEAVE_VIEW_AFTER:
+        if begins and row.replayed >= LEAVE_VIEW_AFTER:
             yield from self._leave_view(row)
         return row, seen_to
+
+    def begin(self, name: str) -> Steps[Row]:
+        """The row of an object, from wherever it begins; `Trimmed`: a fork needs what the other book no longer has."""
+        row = self.rows.find(name)
+        return row if row is not None else (yield from self._open(name))
 
     def begin_with(self, name: str) -> Steps[int]:
         """`catch_up` of the first object of a transaction, and of those that the last one which began with it has used:
@@ -309,8 +314,8 @@ class Reader:
         newest = yield from steps.tail(checkpoints_tag(name), max_seqnum=MAX_SEQNUM, book=self.book)
         if newest is not None or view.last:
             raise Trimmed(
-                f"object {name!r} of book {self.book!r} was trimmed below seqnum {page.first_seqnum}: read it as of "
-                "then or later, and keep more with a longer history",
+                f"object {name!r} of book {self.book!r} was trimmed below seqnum {page.first_seqnum}: read or "
+                "fork it as of then or later, and keep more with a longer history",
                 next_seqnum=page.first_seqnum,
             )
         return page.first_seqnum  # the book was deleted: there is nothing before

@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 import boki.testing
-from boki import MAX_SEQNUM, InvalidArgument, TooLarge, WrongType
+from boki import MAX_SEQNUM, InvalidArgument, TooLarge, Trimmed, WrongType
 from boki.libs.bokistore import Store, WrongShape
+from boki.libs.bokistore.memory import Memory
+from boki.libs.bokistore.reading import SAVE_AFTER
+from boki.libs.bokistore.records import row_tag
 from boki.libs.fold.outbox import Outbox
 from tests.libs.bokiqueue.running import asynchronous
 
@@ -102,3 +105,30 @@ async def test_a_transaction_that_writes_too_much_is_told_so() -> None:
                 for number in range(5):
                     await txn.object(f"x{number}").set("", "x" * 900_000)
         assert (await ctx.logbook.read()).records == []
+
+
+@asynchronous
+async def test_a_fork_of_what_was_trimmed_is_not_changed() -> None:
+    """Nor a fork of it: the object could not be read any more, and its outcome not be told."""
+    async with boki.testing.context() as ctx:
+        store, memory = Store(ctx), ctx.logbook.session.shared(Memory)
+        await store.configure(history_s=0)
+        for _ in range(SAVE_AFTER + 10):
+            await store.object("x").increment("n")
+        await memory.come_to_rest()
+        memory.forget()
+        [first, *_] = (await ctx.logbook.read(row_tag("x"))).records
+        late = await store.fork("late", at=first.seqnum - 1)
+        deeper = await late.fork("deeper")
+        for fork in (late, deeper):
+            for work in (
+                lambda x: x.set("n", 1),
+                lambda x: x.set("", {"n": 1}),
+                lambda x: x.increment("n", key="once"),
+                lambda x: x.get("n"),
+            ):
+                with pytest.raises(Trimmed, match="fork it as of then or later") as refused:
+                    await work(fork.object("x"))
+                assert refused.value.outcome == "not_applied"
+            assert (await fork.way.logbook.read(row_tag("x"))).records == []
+            assert await fork.object("y").increment("n") == 1
