@@ -233,6 +233,12 @@ class TransactionBlock:
     ) -> None:
         if key is not None and outbox is not None:
             raise InvalidArgument("what commits with an outbox has no key of its own: give one of the two", field="key")
+        if outbox is not None and outbox.logbook.name != store.book:
+            raise InvalidArgument(
+                f"the outbox is of book {outbox.logbook.name!r}, and the store of book {store.book!r}: what commits "
+                "together is in one book",
+                field="outbox",
+            )
         self._store = store
         self._outbox = outbox
         self._key = check_key(key)

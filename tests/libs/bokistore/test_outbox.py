@@ -152,3 +152,16 @@ async def test_what_an_outbox_does_not_take() -> None:
                     pass
         await out.commit()
         assert (await store.object("x").get("n"), await store.object("y").get("n")) == (1, 1)
+
+
+@asynchronous
+async def test_an_outbox_of_another_book_is_refused() -> None:
+    """It would append what the transaction writes to that book, where none of it was read."""
+    async with boki.testing.context() as ctx:
+        other = Store(ctx.logbook_named("other"))
+        out = Outbox(ctx.logbook)
+        with pytest.raises(InvalidArgument, match="outbox is of book 'test', and the store of book 'other'"):
+            async with other.transaction(outbox=out) as txn:
+                await txn.object("x").set("n", 1)
+        await out.commit()
+        assert await Store(ctx).objects() == await other.objects() == []
