@@ -33,6 +33,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
+from inspect import signature
 from typing import Any, ClassVar, Final, TypeVar
 
 import msgspec
@@ -48,6 +49,7 @@ from boki import (
     TooLarge,
     Trimmed,
     VersionTooNew,
+    WrongType,
 )
 from boki.libs.bokistore.json_values import decode, encode, plain
 from boki.libs.bokistore.refusals import WrongShape
@@ -217,6 +219,14 @@ class Machines:
         self._machines.clear()
 
 
+def name_of(method: object) -> str:
+    """The name of a method that a caller gives as `Auction.bid`."""
+    name = getattr(method, "__name__", None)
+    if not isinstance(name, str):
+        raise WrongType(f"give the method itself, such as Auction.bid, not {method!r:.60}", field="method")
+    return name
+
+
 def method_of(kind: type[ReplicatedObject], name: str, wanted: str) -> Callable[..., Any] | None:
     """The method of that name, if it is a mutator, or an accessor."""
     method = getattr(kind, name, None)
@@ -338,6 +348,14 @@ def check_kind(kind: type[T]) -> type[T]:
     """`kind`, if it is a class of replicated objects."""
     if not isinstance(kind, type) or not issubclass(kind, ReplicatedObject):
         raise InvalidArgument(f"a replicated object's class derives from ReplicatedObject: {kind!r:.60}", field="kind")
+    try:
+        signature(kind).bind()
+    except TypeError as error:
+        raise InvalidArgument(
+            f"{kind.__name__} is made without arguments in every process, and {error}: give them defaults, and set "
+            "them by a mutator",
+            field="kind",
+        ) from None
     return kind
 
 

@@ -106,7 +106,7 @@ class MapRequests:
 
     def get(self, key: str, path: Path, default: Any) -> Steps[Any]:
         """A copy of an item, or of a part of it."""
-        segments = (check_item_key(key), *parse_path(path))
+        segments = _way_to(key, path)
         shape = yield from self.shape()
         found = yield from self._access.look(self._partition(shape, key), ValueAt(segments))
         return default if found is MISSING else copy_of(found)
@@ -124,11 +124,11 @@ class MapRequests:
 
     def set(self, key: str, path: Path, value: Any) -> Steps[None]:
         """Put an item, or a part of one."""
-        yield from self._change(Set((check_item_key(key), *parse_path(path)), data_of(value)))
+        yield from self._change(Set(_way_to(key, path), data_of(value)))
 
     def increment(self, key: str, path: Path, by: float) -> Steps[Any]:
         """Add to a number."""
-        update = Increment((check_item_key(key), *parse_path(path)), check_number(by, "by"))
+        update = Increment(_way_to(key, path), check_number(by, "by"))
         return (yield from self._change(update))
 
     def delete(self, key: str) -> Steps[bool]:
@@ -293,6 +293,11 @@ def check_item_key(key: object) -> str:
         raise InvalidArgument(f"an item's key must be 1 to {MAX_SEGMENT_CHARS:,} characters", field="key")
     parse_path((key,))
     return key
+
+
+def _way_to(key: str, path: Path) -> Segments:
+    """The path to a part of an item within its partition."""
+    return parse_path((check_item_key(key), *parse_path(path)))
 
 
 def _key_of(item: Sequence[Any]) -> str:

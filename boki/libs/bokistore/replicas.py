@@ -32,13 +32,13 @@ class Replica(Generic[T]):
         `WrongShape` says what it raised; then the object is as it was. If the answer to the append is lost the outcome
         is unknown.
         """
-        work = machines.call(self._machine, method.__name__, args, kwargs, self._way.new_nonce())
+        work = machines.call(self._machine, machines.name_of(method), args, kwargs, self._way.new_nonce())
         result: R = await self._way.run(work)
         await self._way.run(machines.save(self._machine))
         return result
 
     async def ask(self, method: Callable[Concatenate[T, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call an accessor on all that this call can see; what it returned, as JSON has it."""
-        answer: Any = await self._way.run(machines.ask(self._machine, method.__name__, args, kwargs))
+        answer: Any = await self._way.run(machines.ask(self._machine, machines.name_of(method), args, kwargs))
         found: R = answer
         return found

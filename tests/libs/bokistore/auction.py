@@ -81,3 +81,10 @@ class Hoard(ReplicatedObject):
     def count(self) -> int:
         """How many are kept."""
         return len(self.kept)
+
+
+class Named(ReplicatedObject):
+    """It cannot be made where only its class is known."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name

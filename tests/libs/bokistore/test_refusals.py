@@ -85,6 +85,8 @@ async def test_text_that_is_none_and_lists_that_are_none_are_refused() -> None:
             await users.get_many("ada")
         with pytest.raises(WrongType, match="indexes must be a list, not int"):
             store.map("users", indexes=5)  # type: ignore[arg-type]
+        with pytest.raises(TooLarge, match="at most 32 segments, not 33"):
+            await users.set("ada", 1, path=["x"] * 32)
         with pytest.raises(WrongType, match="items must be a dict of items by key, not list"):
             await users.set_many(["ada"])  # type: ignore[arg-type]
         async with store.transaction() as txn:

@@ -14,7 +14,7 @@ from boki.libs.bokistore.blocking import Store as BlockingStore
 from boki.libs.bokistore.machines import SAVE_AFTER, Machine, Machines
 from boki.libs.fold.steps import Step, Steps
 from tests.libs.bokiqueue.running import asynchronous
-from tests.libs.bokistore.auction import Auction, Careless, Hoard, LaterAuction
+from tests.libs.bokistore.auction import Auction, Careless, Hoard, LaterAuction, Named
 from tests.libs.bokistore.interleaving import Process, logbook
 
 
@@ -92,6 +92,10 @@ async def test_what_cannot_be_called() -> None:
             await auction.call(Auction.bid, b"x", 1)  # type: ignore[arg-type]
         with pytest.raises(InvalidArgument, match="ReplicatedObject"):
             Store(ctx).replicated("a", int)  # type: ignore[type-var]
+        with pytest.raises(InvalidArgument, match="made without arguments in every process, and missing a required"):
+            Store(ctx).replicated("a", Named)
+        with pytest.raises(InvalidArgument, match=r"give the method itself, such as Auction.bid, not 'bid'"):
+            await auction.call("bid", "x", 1)  # type: ignore[arg-type]
         assert (await ctx.logbook.read()).records == []
 
 
