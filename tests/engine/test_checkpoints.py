@@ -240,7 +240,7 @@ class Asking:
         return {each.to: each.message for each in sent}
 
     def answer(self, node: NodeId, request: int, lineage: int, entries: int = 9) -> None:
-        """The node has that checkpoint (0: none), which covers so many entries."""
+        """The node has that checkpoint (0: none), which covers this many entries."""
         told = CheckpointFetched(request, lineage, 1, (), False, {0: entries} if lineage else {})
         self.boot.receive(node, told, self.now_us)
 
