@@ -146,9 +146,13 @@ class Host:
     def hear_early(self, sender: NodeId, message: Any) -> None:
         """Take in a message that follows from the last write to the common log, before that is durable."""
         assert self.disk is not None
-        if not isinstance(message, IN_LOG):
-            self._ahead_until = self.disk.log.queued
-            self.disk.log.settle_before(self)
+        if isinstance(message, IN_LOG):
+            if not self.stopped:
+                self._inbox.insert(0, (sender, message))  # what has come meanwhile may be cuts of these very records
+                self.settle_soon()
+            return
+        self._ahead_until = self.disk.log.queued
+        self.disk.log.settle_before(self)
         self.deliver(sender, message)
 
     @property

@@ -176,8 +176,13 @@ class Outbox:
         self.flush()
 
     def _take_later(self) -> None:
+        """Queue what can wait, the messages of each envelope together, so that they share a pack."""
         if self._later:
-            self._queue += self._later
+            by_envelope: dict[bytes, list[tuple[bytes, Parcel]]] = {}
+            for item in self._later:
+                by_envelope.setdefault(item[0], []).append(item)
+            for items in by_envelope.values():
+                self._queue += items
             self._later = []
 
     def _send(self) -> bool:

@@ -25,6 +25,9 @@ class Lane(IntEnum):
     APPENDS = 1
     READS = 2
 
+    __hash__ = int.__hash__
+    """That of `Enum` is a call of Python code, several for each message."""
+
 
 class Rule(NamedTuple):
     """The lane of a message class, and the roles that may send it."""

@@ -9,7 +9,7 @@ incarnation that it is for. What one role of a process says to another is handed
 from __future__ import annotations
 
 import logging
-from asyncio import AbstractEventLoop, TimerHandle
+from asyncio import AbstractEventLoop
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, Final
@@ -27,6 +27,7 @@ from boki.net.keys import NodeKeys
 from boki.net.local import open_door, this_machine
 from boki.net.notices import LaneCounts, Notices
 from boki.net.outbox import PACK_BYTES, Outbox, Parcel
+from boki.net.patience import Patience
 from boki.net.sockets import FAILURES, Monitor, make_dealer, make_router
 from boki.net.strangers import CHANGES, Strangers
 from boki.net.traffic import RULES, Lane
@@ -112,7 +113,7 @@ class ZmqLinks:
         self._outboxes: dict[tuple[Lane, str, str], Outbox] = {}
         """By lane, address and the key that is expected there: roles of one process share them."""
         self._dirty: dict[Lane, list[Outbox]] = {lane: [] for lane in Lane}
-        self._patience: TimerHandle | None = None
+        self._patience = Patience(loop)
         self._is_flushing = self._is_closed = False
         self._last: tuple[Any, Parcel] | None = None
         self._admission = Admission(cluster_id, process, self._joined, keys.ring if keys else None)
@@ -227,13 +228,14 @@ class ZmqLinks:
         for way, outbox in list(self._outboxes.items()):
             if id(outbox) not in used:
                 del self._outboxes[way]
+                self._patience.forget(outbox)
                 outbox.close()
 
     def send(self, sender: NodeId, to: NodeId, message: Any, *, can_wait: bool = False) -> None:
         """Hand over to a node of this process at once; to others with all that is sent in this turn of the loop.
 
-        What can wait goes with the next message to the same process, or after a millisecond. What cannot be sent is
-        lost, and counted. The message must not change any more.
+        What can wait goes with the next message to the same process, or after a millisecond or two. What cannot be sent
+        is lost, and counted. The message must not change any more.
         """
         deliver = self._nodes.get(to)
         if deliver is not None:
@@ -262,13 +264,22 @@ class ZmqLinks:
             )
             return
         outbox.put(prefix, parcel, is_last=can_wait and rule.lane is Lane.CONTROL)
-        if not outbox.is_dirty:
-            outbox.is_dirty = True
-            self._dirty[lane].append(outbox)
-        if can_wait and not self._is_flushing:
-            if self._patience is None:
-                self._patience = self._loop.call_later(_PATIENCE_S, self._end_patience)
-        elif not self._is_flushing:
+        if outbox.is_dirty:
+            return
+        if can_wait and lane is Lane.CONTROL:
+            self._patience.hold(outbox, _PATIENCE_S)
+            return
+        self._hurry(outbox, lane)
+        beside = peer.outboxes.get(Lane.CONTROL)
+        if beside is not None and beside in self._patience:  # that process is woken anyway
+            self._hurry(beside, Lane.CONTROL)
+
+    def _hurry(self, outbox: Outbox, lane: Lane) -> None:
+        """Let it be flushed at the end of this turn."""
+        outbox.is_dirty = True
+        self._dirty[lane].append(outbox)
+        self._patience.forget(outbox)
+        if not self._is_flushing:
             self._is_flushing = True
             self._loop.call_soon(self._flush)
 
@@ -298,10 +309,6 @@ class ZmqLinks:
         parcel = Parcel(place, attached)
         self._last = (message, parcel)
         return parcel
-
-    def _end_patience(self) -> None:
-        self._patience = None
-        self._flush()
 
     def _flush(self) -> None:
         self._is_flushing = False
@@ -367,8 +374,7 @@ class ZmqLinks:
         if self._is_closed:
             return
         self._is_closed = True
-        if self._patience is not None:
-            self._patience.cancel()
+        self._patience.close()
         self._nodes.clear()
         self._dirty = {lane: [] for lane in Lane}
         for outbox in self._outboxes.values():

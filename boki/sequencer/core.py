@@ -277,12 +277,12 @@ class SequencerCore:
     def _propose(
         self, store: MetalogStore, primary: Primary, entries: Sequence[MetalogEntry], now_us: int
     ) -> Iterable[Effect]:
-        first = store.length
         primary.proposed_at = now_us
+        message = AppendEntry(store.term, store.log, store.length, tuple(entries), store.committed)
         for backup in self.chain.current.sequencers:
             if backup != self.node:
-                yield Send(backup, AppendEntry(store.term, store.log, first, tuple(entries), store.committed))
-        puts = store.add("append", first, entries)
+                yield Send(backup, message)
+        puts = store.add("append", message.index, entries)
         yield Store(puts, then=(Send(self.node, self._stored(store)),))
 
     def _stored(self, store: MetalogStore) -> EntriesStored:
@@ -298,16 +298,15 @@ class SequencerCore:
         view = self.chain.current
         if primary is None or store.phase is not Phase.OPEN or view.incarnations.get(sender) != message.incarnation:
             return
-        primary.acknowledged[sender] = max(primary.acknowledged.get(sender, 0), message.stored_until)
-        before = store.committed
+        before, has_moved = store.committed, primary.acknowledge(sender, message.stored_until)
         committed = quorum_reached(primary.acknowledged.values(), view.sequencer_majority)
         if committed > before:
             store.committed = committed
             entries = store.recent(before, committed)
             assert entries is not None, "one proposal is in flight, and it is far smaller than what memory holds"
             yield from self._publish(store, primary, Metalog(store.term, store.log, before, tuple(entries), committed))
-        elif message.stored_until < before and sender != self.node:
-            yield from self._send_entries(store, sender, message.stored_until)
+        elif sender != self.node and message.stored_until < before - (_PAGE_ENTRIES if has_moved else 0):
+            yield from self._send_entries(store, sender, message.stored_until)  # else the rest is on its way
 
     def _publish(self, store: MetalogStore, primary: Primary, news: Metalog) -> Iterable[Effect]:
         """Engines hear of what is committed at once, first those where somebody waits for it. Storage nodes do when it

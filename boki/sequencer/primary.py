@@ -96,6 +96,12 @@ class Primary:
         shard.stored[storage] = (incarnation, max(stored, stored_until))
         self.moved = True
 
+    def acknowledge(self, sequencer: NodeId, stored_until: int) -> bool:
+        """A sequencer holds all entries below durably. → whether that is news"""
+        before = self.acknowledged.get(sequencer, 0)
+        self.acknowledged[sequencer] = max(before, stored_until)
+        return stored_until > before
+
     def becomes_sure(self, until_index: int) -> bool:
         """Whether the cut in flight, which ran ahead, no longer does: reports have come. Once for each."""
         if self._ahead is None or not all(self._reported(shard) >= until for shard, until in self._ahead.until):

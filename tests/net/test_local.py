@@ -180,7 +180,7 @@ def test_what_can_wait_goes_with_the_next_message_or_after_a_moment() -> None:
 
             outbox._shortcut._stream.send = counted  # type: ignore[method-assign]
             batch, urgent, late = StoreBatch(bytes(10_000)), FetchMetalog(1, 0, 1), AskTail(1, 0)
-            engine.links._patience = asyncio.get_running_loop().call_later(60, lambda: None)  # it never comes
+            engine.links._patience._timer = asyncio.get_running_loop().call_later(60, lambda: None)  # it never comes
             engine.send("storage-1", batch, can_wait=True)
             await asyncio.sleep(0)
             assert calls == []
@@ -188,8 +188,7 @@ def test_what_can_wait_goes_with_the_next_message_or_after_a_moment() -> None:
             assert await storage.received(2) == [batch, urgent]
             assert calls == [1], "both are one pack, in one call"
             assert engine.links.counts[Lane.APPENDS].sent_count == 0
-            engine.links._patience.cancel()
-            engine.links._patience = None
+            engine.links._patience.close()
             engine.send("storage-1", late, can_wait=True)
             assert await storage.received(3) == [batch, urgent, late]
             assert engine.links.queued_bytes(Lane.CONTROL) == 0
@@ -208,6 +207,25 @@ def test_what_can_wait_keeps_its_order_under_one_envelope() -> None:
             for message in sent:
                 engine.send("storage-1", message, can_wait=message.request % 2 == 0)
             assert await storage.received(4) == sent
+
+    run(test())
+
+
+def test_what_can_wait_is_not_sent_with_messages_to_another_process() -> None:
+    """Each process is woken by what is for it."""
+
+    async def test() -> None:
+        engine, storage = Node("engine-1", has_shortcuts=True), Node("storage-1", has_shortcuts=True)
+        other = Node("storage-2", has_shortcuts=True)
+        with closing(engine, storage, other):
+            outbox = await take_shortcut(engine, storage, FetchMetalog(1, 0, 0), Lane.CONTROL)
+            engine.links._patience._timer = asyncio.get_running_loop().call_later(60, lambda: None)  # it never comes
+            engine.send("storage-1", AskTail(1, 0), can_wait=True)
+            engine.send("storage-2", AskTail(2, 0))
+            assert await other.received(1) == [AskTail(2, 0)]
+            assert outbox.queued_bytes > 0
+            engine.send("storage-1", AskTail(3, 0))
+            assert await storage.received(2) == [AskTail(1, 0), AskTail(3, 0)]
 
     run(test())
 
