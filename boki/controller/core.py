@@ -28,7 +28,7 @@ from boki.controller.term_change import TermChange
 from boki.log.ids import NodeId, Term
 from boki.log.membership import ClusterPlan, Membership, Placement, Role
 from boki.log.view import View, ViewChain
-from boki.protocol.effects import Effect, ProposePlacement, ProposeView, Send, Trace, kinds
+from boki.protocol.effects import REST_US, Effect, ProposePlacement, ProposeView, Send, Trace, kinds
 from boki.protocol.follower import COORDINATOR
 from boki.protocol.messages import (
     Completed,
@@ -208,6 +208,16 @@ class ControllerCore:
         if self.phase is not Phase.FOLLOWING and self.chain:
             effects += self._look_after_records(now_us)
         return effects
+
+    def rests_until(self, now_us: int) -> int:
+        """See `boki.protocol.effects.Resting`: one that leads does until the next ping."""
+        match self.phase:
+            case Phase.FOLLOWING:
+                return now_us + REST_US
+            case Phase.WATCHING if self.chain:
+                return self.heartbeats.ping_at
+            case _:
+                return now_us
 
     def _move(self, event: str) -> None:
         self.phase = NEXT[self.phase, event]

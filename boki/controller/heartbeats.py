@@ -47,7 +47,8 @@ class Heartbeats:
         self._timeout_us = timeout_us
         self._pulses: dict[NodeId, Pulse] = {}
         self._round = 0
-        self._ping_at = 0
+        self.ping_at = 0
+        """When the next pings are due."""
         self._ticked_at = 0
 
     def tick(self, processes: Mapping[NodeId, NodeId], now_us: int, *, leads: bool) -> list[Effect]:
@@ -58,9 +59,9 @@ class Heartbeats:
                 pulse.unanswered_since = pulse.unanswered_since and pulse.unanswered_since + asleep_us
                 pulse.idle_since = pulse.idle_since and pulse.idle_since + asleep_us
         self._ticked_at = now_us
-        if now_us < self._ping_at:
+        if now_us < self.ping_at:
             return []
-        self._ping_at = now_us + self._interval_us
+        self.ping_at = now_us + self._interval_us
         is_wide = self._round % _WIDE_ROUNDS == 0
         self._round += 1
         self._pulses = {node: self._pulses.get(node) or Pulse() for node in processes}

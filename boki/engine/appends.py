@@ -314,6 +314,15 @@ class Appends:
         view = self._view
         return view is not None and view.primaries[log] in self.near and view.runs_ahead(shard.replicas)
 
+    @property
+    def is_at_work(self) -> bool:
+        """Whether anything waits for its order, or for a shard, or is to be closed."""
+        writers = self._writers.values()
+        return self._is_closing or any(
+            writer.current is None or writer.current.sent or writer.current.full or writer.left or writer.unsent
+            for writer in writers
+        )
+
     def tick(self, now_us: int) -> Iterable[Unstamped]:
         """Send again what should long have been ordered, and answer those whose deadline has passed."""
         for writer in self._writers.values():

@@ -28,6 +28,7 @@ from boki.engine.appends import Appends
 from boki.engine.cache import AuxCache, RecordCache
 from boki.engine.checkpoint.mirror import Mirror
 from boki.engine.checkpoint.saving import Checkpoints, IndexStored, read_fenced, read_opened
+from boki.engine.figures import figures
 from boki.engine.gathering import Gathering
 from boki.engine.index.index import Index
 from boki.engine.lifecycle import Lifecycle, Stage
@@ -35,6 +36,7 @@ from boki.engine.pending_read import PendingRead, ReadOperation
 from boki.engine.reads import Reads
 from boki.engine.replicas import Replicas
 from boki.engine.requests import Requests
+from boki.engine.rest import Rest
 from boki.engine.stamps import Stamps
 from boki.engine.strays import Strays
 from boki.engine.tails import Tails
@@ -156,6 +158,9 @@ class EngineCore:
             Mirror(incarnation, disk, config.checkpoint_page_bytes),
             self._is_current,
             interval_us=config.checkpoint_us,
+        )
+        self._rest = Rest(
+            self.follower, self.index, self.appends, self.reads, self.tails, self.requests, self.checkpoints
         )
         self._shard_count = 0
         self._began: Term = 0
@@ -319,6 +324,8 @@ class EngineCore:
         effects = self.stamps.stamp(followed)
         if self.is_fenced():
             return [*effects, Announce(EngineNews.FENCED)]
+        if not self._lifecycle.awaits:
+            return effects
         news = self._lifecycle.settle(is_current=self.is_ready, is_closed=self.appends.is_closed)
         return effects if news is None else [*effects, news]
 
@@ -337,6 +344,10 @@ class EngineCore:
             timed += self.requests.close(log, shard, view)
         effects += self.stamps.stamp(timed)
         return effects + self.checkpoints.tick(now_us)
+
+    def rests_until(self, now_us: int) -> int:
+        """See `boki.protocol.effects.Resting`."""
+        return self._rest.until(now_us) if self.is_ready else now_us
 
     def is_fenced(self) -> bool:
         """Whether this incarnation was presumed lost: it takes part in nothing any more."""
@@ -481,18 +492,7 @@ class EngineCore:
 
     def status(self) -> dict[str, Any]:
         """Figures for operators, as JSON values."""
-        return {
-            "incarnation": self.incarnation,
-            "appended_records": self.appends.record_count,
-            "batches": self.appends.batch_count,
-            "unordered_bytes": self.appends.pending_bytes,
-            "waiting_reads": self.reads.pending_count,
-            "watched_rows": self.watches.count,
-            "index_bytes": self.index.memory_bytes_used,
-            "cache_bytes": self.cache.used_bytes,
-            "cache_hits": self.cache.hits,
-            "cache_misses": self.cache.misses,
-        }
+        return figures(self.incarnation, self.appends, self.reads, self.watches, self.index, self.cache)
 
     def checkpoint(self) -> list[Effect]:
         """Save the index, so that the next start need not read the whole log. Nothing if that is being done."""

@@ -51,6 +51,11 @@ class Lifecycle:
         """Whether it takes part in nothing any more."""
         return self.stage is Stage.FENCED
 
+    @property
+    def awaits(self) -> bool:
+        """Whether `settle` may have news: it starts or closes."""
+        return self.stage is Stage.STARTING or self.stage is Stage.CLOSING
+
     def move(self, stage: Stage) -> None:
         """Go to a stage that the table allows."""
         assert stage in NEXT[self.stage], f"an engine that is {self.stage.value} cannot become {stage.value}"

@@ -7,6 +7,7 @@ from enum import Enum, IntEnum
 from typing import Final, NamedTuple
 
 from boki.engine.waiter import Waiter
+from boki.errors import DeadlineExceeded
 from boki.log.ids import Term
 from boki.log.metalog import Positions, split_position
 from boki.log.operations import Compare, Get, ListBooks, Read, SetAuxdata, Sync
@@ -93,3 +94,12 @@ class Timed(NamedTuple):
     due: Due
     number: int
     read: PendingRead
+
+
+def too_late(read: PendingRead) -> DeadlineExceeded:
+    """What a read is told at its deadline."""
+    what = (
+        "the index did not reach the position that this caller has seen (is its Boki-Position of this cluster?), or no "
+        "replica gave the bytes"
+    )
+    return DeadlineExceeded(f"the read of book {read.waiter.book!r} was not answered: {what}", outcome="not_applied")

@@ -16,15 +16,15 @@ from typing import Final
 
 from boki.engine.cache import AuxCache, RecordCache
 from boki.engine.index.index import Index
-from boki.engine.pending_read import Due, PendingRead, Stage, Timed
+from boki.engine.pending_read import Due, PendingRead, Stage, Timed, too_late
 from boki.engine.waiter import Ended, Unstamped
-from boki.errors import BokiError, CorruptData, DeadlineExceeded, NotFound, Overloaded, Trimmed, Unavailable
+from boki.errors import BokiError, CorruptData, NotFound, Overloaded, Trimmed, Unavailable
 from boki.log.batch import Batch
 from boki.log.ids import NodeId, shard_incarnation
 from boki.log.limits import Limits
 from boki.log.membership import Place
 from boki.log.operations import Books, Compare, Compared, Done, Found, Get, ListBooks, Read, SetAuxdata, Sync
-from boki.protocol.effects import Send, Token
+from boki.protocol.effects import NEVER_US, Send, Token
 from boki.protocol.messages import BatchesFetched, FetchBatches, Holding
 
 _READ_AHEAD_BYTES: Final = 1 << 20
@@ -307,7 +307,7 @@ class Reads:
 
     def _end_late(self, read: PendingRead) -> list[Unstamped]:
         was_watching = read.stage is Stage.WATCHING
-        ended = self._finish(read, _late(read))
+        ended = self._finish(read, too_late(read))
         if was_watching:
             self._forget_watcher(read)
         return [ended]
@@ -329,6 +329,12 @@ class Reads:
             else:
                 effects += self._try(read, now_us)
         return effects
+
+    def rests_until(self, now_us: int) -> int:
+        """Until when `tick` does nothing: the first deadline; now while replicas are asked or a read is tried again."""
+        if self._fetches or self._retries:
+            return now_us
+        return self._due[0].at_us if self._due else NEVER_US
 
     def _forget_watcher(self, read: PendingRead) -> None:
         """It watches no more."""
@@ -489,11 +495,3 @@ def _check_fit(fetch: _Fetch, batches: list[Batch]) -> None:
         lid = header.until_lid
     if not batches:
         raise CorruptData("no record came")
-
-
-def _late(read: PendingRead) -> DeadlineExceeded:
-    what = (
-        "the index did not reach the position that this caller has seen (is its Boki-Position of this cluster?), or no "
-        "replica gave the bytes"
-    )
-    return DeadlineExceeded(f"the read of book {read.waiter.book!r} was not answered: {what}", outcome="not_applied")

@@ -125,6 +125,11 @@ class Requests:
 
     # time
 
+    @property
+    def is_at_work(self) -> bool:
+        """Whether anything has not shown up yet."""
+        return bool(self.opening or self._closing or self._trims or self._fences)
+
     def tick(self, view: View | None, now_us: int) -> Iterable[Unstamped]:
         """Repeat what has not shown up, and give up waiting for what is late."""
         for number in [number for number, pending in self._trims.items() if pending.deadline_us < now_us]:

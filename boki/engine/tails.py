@@ -79,6 +79,11 @@ class Tails:
         for number in [number for number, asked in self._questions.items() if asked.waiter.token == token]:
             del self._questions[number]
 
+    @property
+    def is_at_work(self) -> bool:
+        """Whether a question is under way."""
+        return bool(self._questions)
+
     def tick(self, view: View, now_us: int) -> Iterable[Unstamped]:
         """Repeat questions, and give up those whose deadline has passed."""
         for number in [number for number, question in self._questions.items() if question.deadline_us < now_us]:

@@ -21,6 +21,8 @@ from boki.protocol.effects import Send
 
 POLL_US: Final = 250_000
 """How often each engine is asked whether it is there."""
+_EARLY_US: Final = 25_000
+"""A timer may come this much early, and what is due then must not wait for the next one."""
 QUIET_US: Final = 750_000
 """An engine that has said nothing for this long gets nothing new, and reads that wait for it are tried elsewhere."""
 LOST_US: Final = 3_000_000
@@ -206,7 +208,7 @@ class EngineRegistry:
 
     def due_polls(self, now_us: int) -> list[NodeId]:
         """Who is to be asked now whether it is there."""
-        due = [engine for engine in self._engines.values() if now_us - engine.polled_at_us >= POLL_US]
+        due = [engine for engine in self._engines.values() if now_us - engine.polled_at_us >= POLL_US - _EARLY_US]
         for engine in due:
             engine.polled_at_us = now_us
         return [engine.node for engine in due]

@@ -18,6 +18,7 @@ from boki.host.disk import Disk
 from boki.host.links import NodeLinks
 from boki.log.ids import NodeId
 from boki.protocol.effects import (
+    REST_US,
     Announce,
     Answer,
     Core,
@@ -29,6 +30,7 @@ from boki.protocol.effects import (
     ProposePlacement,
     ProposeView,
     ReleaseSlots,
+    Resting,
     RoleEffect,
     Send,
     Store,
@@ -40,6 +42,7 @@ from boki.protocol.output_commit import IN_LOG, holds, split_early
 _log = logging.getLogger("boki.host")
 
 TICK_S = 0.05
+_REST_S: Final = REST_US / 1_000_000
 _PATIENT: Final = (Note, IndexBatch)
 """Classes of what may wait for the next message or tick."""
 
@@ -70,6 +73,9 @@ class Host:
         self._scheduled = False
         self._room = DiskRoom(True)
         self._timer: TimerHandle | None = None
+        self._resting = core if isinstance(core, Resting) else None
+        self._rests = False
+        """Whether the next tick is far, because nothing waits in the core."""
         self._mates: Mapping[NodeId, Host] = {}
         """The hosts whose disks share its write-ahead log, itself among them; none: it has one of its own."""
         self._runs_ahead = False
@@ -182,26 +188,44 @@ class Host:
             for sender, message in inbox:
                 self.perform(self.core.receive(sender, message, now))
             self.perform(self.core.settle(now))
+            if self._rests and self._rest_us(now) < REST_US and self._timer is not None:
+                self._timer.cancel()
+                self._await_tick(now)
         except Exception as error:
             self._break(error)
             raise
 
     def _tick(self) -> None:
+        self._rests = False
         if not self.stopped and self._inbox and not self._scheduled:  # notes that may wait
             self._scheduled = True
             self._drain()
         if self.stopped:
             return
-        # All hosts of a process tick together: an idle one is woken twenty times a second, and not once for each role.
-        self._timer = self._loop.call_later(beat_delay_s(self._loop.time(), TICK_S), self._tick)
         if self._watches_room and self.disk is not None and (room := self.disk.room) != self._room:
             self._room = room
             self.deliver(self.node, room)
+        now = now_us()
         try:
-            self.perform(self.core.tick(now_us()))
+            self.perform(self.core.tick(now))
+            self._await_tick(now)
         except Exception as error:
             self._break(error)
             raise
+
+    def _rest_us(self, now: int) -> int:
+        return self._resting.rests_until(now) - now if self._resting is not None else 0
+
+    def _await_tick(self, now: int) -> None:
+        """All hosts of a process tick together: one that waits for something is woken twenty times a second, and not
+        once for each role; one in which nothing waits four times.
+        """
+        if self.stopped:
+            return
+        rest_us = self._rest_us(now)
+        self._rests = rest_us >= REST_US
+        period_s = _REST_S if self._rests else 2 * TICK_S if rest_us >= 2_000_000 * TICK_S else TICK_S
+        self._timer = self._loop.call_later(beat_delay_s(self._loop.time(), period_s), self._tick)
 
     def _break(self, error: Exception) -> None:
         """A bug of ours, or a disk that cannot be read: what the core knows may be half changed. It must not

@@ -13,7 +13,7 @@ import types
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar, Generic, Protocol, TypeVar, get_args, get_origin
+from typing import ClassVar, Final, Generic, Protocol, TypeVar, get_args, get_origin, runtime_checkable
 
 from boki.errors import BokiError
 from boki.log.ids import NodeId
@@ -243,3 +243,16 @@ class Core(Protocol[_In_contra]):
 
     def tick(self, now_us: int) -> Iterable[Effect]:
         """Time has passed: called about every 50 ms. What was lost is repeated, what is overdue is given up."""
+
+
+REST_US: Final = 250_000
+"""A core that rests is ticked so far apart."""
+NEVER_US: Final = 1 << 62
+
+
+@runtime_checkable
+class Resting(Protocol):
+    """A core that says when nothing waits in it, so that a shell need not wake an idle process at every tick."""
+
+    def rests_until(self, now_us: int) -> int:
+        """Until when nobody needs a tick, if nothing is heard before; not later than `now_us`: it does not rest."""

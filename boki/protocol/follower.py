@@ -164,6 +164,12 @@ class MetalogFollower:
             log.fetched_at = now_us
         return due
 
+    def rests_until(self, now_us: int) -> int:
+        """Until when `fetches` asks nothing, if nothing is heard; now while entries are lacking or not applied."""
+        if not self.is_caught_up():
+            return now_us
+        return min((log.heard_at + _SILENCE_US for log in self._logs.values()), default=now_us)
+
     def _whom(self, number: LogId, log: _Log, *, is_ended: bool) -> NodeId:
         """While the term continues every other question goes to the primary: its subscriptions are those that matter.
 

@@ -98,6 +98,11 @@ class Behind:
         """Whether anything waits in that log."""
         return (term, log) in self._parked
 
+    @property
+    def is_at_work(self) -> bool:
+        """Whether anything waits."""
+        return bool(self._parked or self._overdue)
+
     def tick(self) -> list[Send]:
         """The questions that are due: what has been lacking since the last tick does not come by itself."""
         before, self._overdue = self._overdue, {key: need for key, (_, need) in self._parked.items()}

@@ -69,13 +69,13 @@ from boki.sequencer.metalog_store import (
     seal_key,
 )
 from boki.sequencer.primary import Primary
+from boki.sequencer.vitals import figures, pong
 
 _PAGE_ENTRIES: Final = 10_000
 _REPEAT_US: Final = 250_000
 _STORAGE_US: Final = 10_000
 """So far apart storage nodes are told of cuts."""
-_STALL_US: Final = 1_000_000
-"""A primary whose entry has waited this long for a majority that it may be cut off from the others."""
+_NO_FIGURES: Final[dict[str, Any]] = {"term": 0, "leads": [], "is_sealed": False, "logs": {}}
 
 
 class SequencerCore:
@@ -215,29 +215,21 @@ class SequencerCore:
         return [store for log in range(view.log_count) if (store := self._store(view.term, log)) is not None]
 
     def status(self) -> dict[str, Any]:
-        """What an operator wants to know, as JSON values: per log, how many entries are here, and known committed."""
-        if not self.chain:
-            return {"term": 0, "leads": [], "is_sealed": False, "logs": {}}
-        stores = self._current_stores()
-        return {
-            "term": self.chain.current.term,
-            "leads": sorted(self._primaries),
-            "is_sealed": any(store.phase is not Phase.OPEN for store in stores),
-            "logs": {str(store.log): {"entries": store.length, "committed": store.committed} for store in stores},
-        }
+        """What an operator wants to know, as JSON values."""
+        return figures(self.chain.current.term, self._current_stores(), self._primaries) if self.chain else _NO_FIGURES
 
     def _pong(self, number: int, now_us: int) -> Pong:
-        if not self.chain:
-            return Pong(number, 0, self.incarnation, kept_from_term=self._kept_from_term)
-        is_sealed = any(store.phase is not Phase.OPEN for store in self._current_stores())
-        wants_new_term = any(
-            primary.is_nearly_full or (store.committed < store.length and now_us - primary.proposed_at > _STALL_US)
-            for log, primary in self._primaries.items()
-            if (store := self._stores[self.chain.current.term, log])
+        term, stores = (self.chain.current.term, self._current_stores()) if self.chain else (0, [])
+        return pong(number, term, self.incarnation, self._kept_from_term, stores, self._primaries, now_us)
+
+    def rests_until(self, now_us: int) -> int:
+        """See `boki.protocol.effects.Resting`."""
+        leading = [(self._stores[self.chain.current.term, log], primary) for log, primary in self._primaries.items()]
+        is_at_work = any(
+            primary.has_news or not store.length == store.committed == primary.told_storage_until
+            for store, primary in leading
         )
-        leads = () if is_sealed else tuple(sorted(self._primaries))
-        term = self.chain.current.term
-        return Pong(number, term, self.incarnation, is_sealed, leads, wants_new_term, self._kept_from_term)
+        return now_us if is_at_work or self.behind.is_at_work or self.history.is_at_work else self._repeat_at
 
     def _fetch_views(self, term: Term) -> Iterable[Effect]:
         """Somebody speaks of a term that is not known here."""

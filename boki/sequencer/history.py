@@ -52,6 +52,11 @@ class History:
             effects += [self._ask(store) for store in self._lacking()]
         return effects
 
+    @property
+    def is_at_work(self) -> bool:
+        """Whether ended terms are left to look at."""
+        return bool(self._chain) and self.term < self._chain.current.term
+
     def take(self, message: Metalog) -> list[Effect]:
         """A page of what was asked for: the writes that keep it, and the question for the next one."""
         if message.term != self.term or message.term not in self._chain:

@@ -65,6 +65,7 @@ from boki.storage.needed import Needed
 from boki.storage.recovery import recover
 from boki.storage.repair import Repair
 from boki.storage.reports import Reports
+from boki.storage.rest import Rest
 from boki.storage.saved import SavedIndexes
 from boki.storage.shards import Shard, ShardKey, split_batch_key
 from boki.storage.state import Checkpoint, load_state, shard_state, shard_writes, small_write
@@ -116,6 +117,7 @@ class StorageCore:
         self._fenced = set(state.fenced)
         self._open = recover(disk, state, self.holdings, self.repair.look_at)
         self._cover()
+        self._rest = Rest(self.holdings, self.reports, self.needed, self.repair, self.sweep)
         self._takeover = Takeover()
         self._snapshots = Snapshots(lambda: msgspec.msgpack.encode(self._state(self.holdings.shards)))
         self._membership = Membership(number=-1)
@@ -225,6 +227,11 @@ class StorageCore:
         if self._unsaved_entries >= _CHECKPOINT_ENTRIES:
             effects.append(self.checkpoint())
         return effects + self.sweep.tick(now_us, is_busy=self.repair.is_busy(now_us))
+
+    def rests_until(self, now_us: int) -> int:
+        """See `boki.protocol.effects.Resting`."""
+        is_due = self._takeover.is_needed or self._unsaved_entries >= _CHECKPOINT_ENTRIES
+        return now_us if is_due else self._rest.until(self.follower, self._open, now_us)
 
     def _is_uncovered(self, key: ShardKey) -> bool:
         """Whether a report is to be repeated: no cut has come of what it said, or none can while the disk is full."""

@@ -214,6 +214,11 @@ class Holdings:
             if shard.generation == generation:
                 shard.written_until = max(shard.written_until, min(until, shard.stored_until))
 
+    @property
+    def is_at_work(self) -> bool:
+        """Whether something is to be written or removed."""
+        return bool(self._writes or self._changed or self._leaving)
+
     # telling
 
     def rows(self, after: ShardKey, limit: int) -> tuple[list[ShardRow], bool]:

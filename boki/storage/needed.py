@@ -66,6 +66,11 @@ class Needed:
                 wanted.first_lid, wanted.until_lid, wanted.needed_at = first_lid, until_lid, now_us
         return new
 
+    @property
+    def is_at_work(self) -> bool:
+        """Whether the sequencer waits for records that are not here."""
+        return bool(self._wanted)
+
     def ask(self, chain: ViewChain, now_us: int) -> list[Effect]:
         """The questions that are due, one of the other replicas each."""
         effects: list[Effect] = []

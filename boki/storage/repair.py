@@ -107,6 +107,11 @@ class Repair:
         """Whether appends are coming in."""
         return now_us - self._append_at < _BUSY_US
 
+    @property
+    def is_at_work(self) -> bool:
+        """Whether something may be lacking."""
+        return bool(self._lacking or self._lanes)
+
     def note_members(self, members: frozenset[NodeId]) -> None:
         """Who is registered: they are asked first."""
         self._members = members

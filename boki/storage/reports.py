@@ -62,6 +62,11 @@ class Reports:
                 if before.get(key, 0) > shard.order.until_lid:
                     self._due[key] = max(self._due.get(key, _NEAREST), _To.PRIMARY)
 
+    @property
+    def is_at_work(self) -> bool:
+        """Whether something is to be told; without room all is told again and again."""
+        return bool(self._due or self._taken or self._seen) or not self.has_room
+
     @staticmethod
     def are_near(effects: Sequence[Effect]) -> bool:
         """Whether these are reports, and all stay in this process, which hears of them before the sync."""

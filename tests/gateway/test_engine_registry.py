@@ -164,7 +164,8 @@ def test_each_engine_is_polled_at_its_interval() -> None:
     """Also one that is lost, which may come back."""
     registry = both_up()
     assert registry.due_polls(POLL_US) == [A, B]
-    assert registry.due_polls(2 * POLL_US - 1) == []
+    assert registry.due_polls(2 * POLL_US - 30_000) == []
+    assert registry.due_polls(2 * POLL_US - 1) == [A, B], "a timer may come a little early"
     registry.tick(LOST_US + 1)
     assert registry.due_polls(LOST_US + 2) == [A, B]
 

@@ -12,8 +12,8 @@ import pytest
 from boki.api.http.exchange import HttpAnswer, json_answer, log_answer
 from boki.coordination.values import decode, encode
 from boki.engine.index.book import BookState
-from boki.engine.index.index import _read_small_state
 from boki.engine.index.layout import SMALL_STATE_KEY
+from boki.engine.index.small_state import read_applied
 from boki.errors import BokiError, ConnectionLost
 from boki.gateway.server.http.binary import decode_request
 from boki.libs.fold.codec import RecordCodec
@@ -57,7 +57,7 @@ def read_batch(data: bytes) -> None:
 def read_small_state(data: bytes) -> None:
     disk = MemoryDisk()
     disk.rows[SMALL_STATE_KEY] = data
-    _read_small_state(disk)
+    read_applied(disk)
 
 
 def read_peer_state(data: bytes) -> None:

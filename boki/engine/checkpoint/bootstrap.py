@@ -18,7 +18,7 @@ from typing import ClassVar, Final, assert_never
 from boki.engine.checkpoint.mirror import INDEX_KEYS
 from boki.engine.checkpoint.saving import STALE_KEY, IndexStored
 from boki.engine.core import EngineConfig, EngineCore, EngineInput
-from boki.engine.index.index import read_applied
+from boki.engine.index.small_state import read_applied
 from boki.engine.replicas import Replicas
 from boki.log.ids import NodeId, Term
 from boki.log.membership import Role
@@ -184,6 +184,10 @@ class Bootstrap:
     def settle(self, now_us: int) -> Iterable[Effect]:
         """See `boki.protocol.effects.Core`."""
         return self.engine.settle(now_us) if self.engine is not None else ()
+
+    def rests_until(self, now_us: int) -> int:
+        """See `boki.protocol.effects.Resting`."""
+        return self.engine.rests_until(now_us) if self.engine is not None else now_us
 
     def tick(self, now_us: int) -> Iterable[Effect]:
         """See `boki.protocol.effects.Core`: ask again, and decide when enough has been heard."""

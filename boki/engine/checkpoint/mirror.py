@@ -98,6 +98,11 @@ class Mirror:
         """Whether a whole index should be sent, from the last checkpoint that the disk holds."""
         return bool(self._storage) and not self._keepers and self._ticked_at >= self._next_at
 
+    @property
+    def is_at_work(self) -> bool:
+        """Whether a checkpoint is on its way, or is to be."""
+        return self._build is not None or bool(self._queue) or self.wants_base
+
     def begin(self, saved: Saved, now_us: int) -> None:
         """The disk is exactly at this checkpoint, now: send all of it."""
         self._lineage += 1

@@ -129,6 +129,12 @@ class Checkpoints:
                 self._mirror.begin(self._saved, now_us)
         return effects
 
+    def rests_until(self, now_us: int) -> int:
+        """Until when nothing is to be saved or told; now while a checkpoint is on its way."""
+        if self._mirror.is_at_work or self._index.dirty_bytes >= _CHECKPOINT_BYTES:
+            return now_us
+        return min(self._tell_at, self._due_at) if self._index.dirty_bytes else self._tell_at
+
     def mirrored(self, sender: NodeId, message: CheckpointStored, now_us: int) -> list[Effect]:
         """A storage node has kept pages of a checkpoint."""
         return self._mirror.note(sender, message, self._follower.chain.current, now_us)

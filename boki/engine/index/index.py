@@ -24,13 +24,10 @@ from heapq import merge
 from struct import Struct
 from typing import Final, NamedTuple
 
-import msgspec
-
 from boki.engine.index.book import Book, BookState
 from boki.engine.index.history import OrderHistory
 from boki.engine.index.layout import (
     BOOKS,
-    SMALL_STATE_KEY,
     TAG_FLOORS,
     after_prefix,
     book_key,
@@ -39,8 +36,9 @@ from boki.engine.index.layout import (
 )
 from boki.engine.index.residence import Residence
 from boki.engine.index.rows import END
+from boki.engine.index.small_state import read_small_state, write_small_state
 from boki.engine.index.sweep import Sweep
-from boki.errors import CorruptData, Overloaded, VersionTooNew
+from boki.errors import Overloaded
 from boki.log.batch import Batch
 from boki.log.chunk import Chunk, Span
 from boki.log.cuts import Piece
@@ -51,7 +49,6 @@ from boki.log.record import Expect
 from boki.log.view import View, place_book
 from boki.protocol.effects import Delete, DiskReader, Put
 
-VERSION: Final = 1
 _ENTRY_BYTES: Final = 16
 _SWEPT_KEYS: Final = 500
 _LAST_SEQNUM: Final = Struct("<q")
@@ -83,16 +80,6 @@ class Applied(NamedTuple):
     """Rows of `Index.watched` that may have got records."""
 
 
-class _SmallState(msgspec.Struct, frozen=True, array_like=True):
-    """What an index must know before it can do anything."""
-
-    version: int
-    applied: Positions
-    log_counts: list[int]
-    """Of each term from `first_term` on, how many logs it has."""
-    first_term: Term
-
-
 class Index:
     """All physical logs of an engine. `disk` holds the last checkpoint; memory beyond `memory_bytes` is given back.
 
@@ -108,7 +95,7 @@ class Index:
         self._books: dict[str, Book] = {}
         self._new_books: set[str] = set()
         self._log_times: dict[LogId, int] = {}
-        state = _read_small_state(disk)
+        state = read_small_state(disk)
         self.applied: Positions = dict(state.applied)
         """Per log, the metalog position until which it has been applied."""
         self.watched: tuple[Mapping[str, Container[str]], ...] = ()
@@ -262,6 +249,11 @@ class Index:
         """Time has passed: give back memory beyond the budget, and that of rows which are over."""
         self._residence.rest(self._is_over)
 
+    @property
+    def is_at_work(self) -> bool:
+        """Whether `rest` has something to do."""
+        return self._residence.is_at_work
+
     def check_room(self) -> None:
         """`Overloaded` far beyond the budget, until memory has been given back."""
         if self._residence.is_far_over_budget:
@@ -414,8 +406,7 @@ class Index:
         """Writes that bring the disk to the state now: in this order, all or none. Then `checkpoint_stored`."""
         writes = self._residence.writes()
         swept = self._sweep.go_on(_SWEPT_KEYS + len(writes), self._is_dead)
-        state = _SmallState(VERSION, self.applied, self._log_counts, self._first_term)
-        small = Put(SMALL_STATE_KEY, msgspec.msgpack.encode(state))
+        small = write_small_state(self.applied, self._log_counts, self._first_term)
         return [*(Delete(start, stop) for start, stop in swept), *writes, small]
 
     def checkpoint_stored(self) -> None:
@@ -456,26 +447,6 @@ class Index:
             return book.state
         stored = self._disk.get(book_key(name))
         return BookState() if stored is None else BookState.decode(stored)
-
-
-def read_applied(disk: DiskReader) -> Positions:
-    """Per log, the metalog position of the index on that disk; empty if there is none. Raises like `Index`."""
-    return dict(_read_small_state(disk).applied)
-
-
-def _read_small_state(disk: DiskReader) -> _SmallState:
-    stored = disk.get(SMALL_STATE_KEY)
-    if stored is None:
-        return _SmallState(VERSION, {}, [], 0)
-    try:
-        version = msgspec.msgpack.decode(stored, type=list)[0]
-        if isinstance(version, int) and version > VERSION:
-            raise VersionTooNew(
-                f"index checkpoint version {version} is newer than this Boki's {VERSION}: upgrade this node"
-            )
-        return msgspec.msgpack.decode(stored, type=_SmallState)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, IndexError) as error:
-        raise CorruptData(f"the checkpoint of the index cannot be read: {error}") from None
 
 
 def _hold_all(book: Book, chunk: Chunk) -> bool:

@@ -115,6 +115,11 @@ class Residence:
         """Let the hand continue until the budget is kept; no farther than in proportion to what has come since."""
         self._evict(max(_STEPS, 2 * self._admitted))
 
+    @property
+    def is_at_work(self) -> bool:
+        """Whether the hand is to continue."""
+        return bool(self._owed) or self.is_over_budget
+
     def rest(self, is_over: IsOver) -> None:
         """Time has passed: let the hand continue even if no operation comes."""
         if self.is_over_budget:

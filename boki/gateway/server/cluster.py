@@ -61,6 +61,8 @@ from boki.protocol.messages import Message
 _log = logging.getLogger("boki.gateway")
 
 _TICK_S: Final = 0.1
+_REST_S: Final = 0.25
+"""Between ticks while nothing is asked: the beat on which engines are polled."""
 _GRACE_US: Final = 1_000_000
 """An engine answers at the deadline; the gateway gives its answer this much longer to arrive."""
 _ASK_AFTER_US: Final = 1_000_000
@@ -378,7 +380,8 @@ class ClusterBackend:
     # time
 
     def _tick(self) -> None:
-        self._timer = self._loop.call_later(beat_delay_s(self._loop.time(), _TICK_S), self._tick)
+        period_s = _TICK_S if len(self.asking) else _REST_S
+        self._timer = self._loop.call_later(beat_delay_s(self._loop.time(), period_s), self._tick)
         now = self._clock()
         self._perform(self.registry.tick(now))
         self._carry_out(self.asking.tick(now))

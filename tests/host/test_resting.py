@@ -1,0 +1,120 @@
+"""A core in which nothing waits is ticked seldom, and as ever again as soon as something does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, ClassVar, cast
+
+from boki.host.host import TICK_S, Host
+from boki.host.links import Links
+from boki.log.ids import NodeId
+from boki.protocol.effects import REST_US
+from boki.protocol.messages import Ping
+
+ME = NodeId("node")
+
+
+class Timer:
+    def __init__(self, delay_s: float, callback: Callable[[], None]) -> None:
+        self.delay_s = delay_s
+        self.callback = callback
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+class Loop:
+    """A loop whose time stands at a beat; `timers` are those that were asked for, `jobs` what is to run soon."""
+
+    def __init__(self) -> None:
+        self.timers: list[Timer] = []
+        self.jobs: list[Callable[[], None]] = []
+
+    def time(self) -> float:
+        return 100.0
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer:
+        self.timers.append(Timer(delay_s, callback))
+        return self.timers[-1]
+
+    def call_soon(self, job: Callable[[], None]) -> None:
+        self.jobs.append(job)
+
+    @property
+    def due(self) -> list[Timer]:
+        return [timer for timer in self.timers if not timer.is_cancelled]
+
+
+class Core:
+    """It rests for as long as `rest_us` says."""
+
+    HEARS: ClassVar[frozenset[type]] = frozenset({Ping})
+    ticks = 0
+    rest_us = 0
+
+    def receive(self, *_: object) -> tuple[()]:
+        return ()
+
+    def settle(self, _now_us: int) -> tuple[()]:
+        return ()
+
+    def tick(self, _now_us: int) -> tuple[()]:
+        self.ticks += 1
+        return ()
+
+    def rests_until(self, now_us: int) -> int:
+        return now_us + self.rest_us
+
+
+def made(core: Any) -> tuple[Host, Loop]:
+    loop = Loop()
+    return Host(ME, core, Links(), cast("asyncio.AbstractEventLoop", loop)), loop
+
+
+def tick(loop: Loop) -> float:
+    """Let the timer come. → the delay of the next one"""
+    (timer,) = loop.due
+    loop.timers.clear()
+    timer.callback()
+    (following,) = loop.due
+    return round(following.delay_s, 6)
+
+
+def test_a_core_that_rests_is_ticked_four_times_a_second() -> None:
+    """One that rests until its next ping is due is ticked every second time."""
+    core = Core()
+    _, loop = made(core)
+    assert tick(loop) == TICK_S
+    core.rest_us = REST_US
+    assert tick(loop) == REST_US / 1_000_000
+    core.rest_us = 100_000
+    assert tick(loop) == 2 * TICK_S
+    core.rest_us = 0
+    assert tick(loop) == TICK_S
+    assert core.ticks == 5
+
+
+def test_what_is_heard_ends_the_rest_if_something_waits_then() -> None:
+    """A ping alone does not."""
+    core = Core()
+    core.rest_us = REST_US
+    host, loop = made(core)
+    for rest_us, delay_s in ((REST_US, REST_US / 1_000_000), (0, TICK_S)):
+        core.rest_us = rest_us
+        host.deliver(NodeId("other"), Ping(1))
+        loop.jobs.pop()()
+        (timer,) = loop.due
+        assert round(timer.delay_s, 6) == delay_s
+
+
+def test_a_core_that_does_not_know_of_rests_is_ticked_as_ever() -> None:
+    """Nothing is taken for a rest."""
+
+    class Restless:
+        HEARS: ClassVar[frozenset[type]] = frozenset()
+        tick = settle = staticmethod(lambda _now_us: ())
+
+    _, loop = made(Restless())
+    assert tick(loop) == TICK_S
