@@ -21,7 +21,7 @@ from boki.books.functions.version_book import VersionBook
 from boki.config.loading import DevConfig
 from boki.host import clock
 from boki.launch.dev import Dev
-from boki.libs.bokiqueue import Queue, upkeep
+from boki.libs.bokiqueue import Queue, folds
 from boki.node.local_log import LocalLog
 
 YEARS_64_US = 64 * 365 * 24 * 3600 * 1_000_000
@@ -63,7 +63,7 @@ async def write_log(client: Client) -> None:
 
 async def write_queue(client: Client) -> None:
     """Messages that are ready, delayed, leased, dead and done, in two groups, of which checkpoints were made."""
-    upkeep.SAVE_RECORDS = 20
+    folds.SAVE_RECORDS = 20
     logbook = client.logbook("orders")
     for shards, name in ((1, "one"), (3, "three")):
         queue: Queue[Any] = Queue(logbook, name)

@@ -39,6 +39,7 @@ from boki import (
     WrongType,
 )
 from boki.libs.bokiqueue import records
+from boki.libs.bokiqueue.callers import finish
 from boki.libs.bokiqueue.following import Following, following
 from boki.libs.bokiqueue.messages import (
     LeaseLost,
@@ -54,7 +55,6 @@ from boki.libs.bokiqueue.operating import length, next_expiry_us
 from boki.libs.bokiqueue.records import Done, Push, Settings, belongs, sound
 from boki.libs.bokiqueue.sessions import NEVER_US
 from boki.libs.bokiqueue.settings import KnownSettings
-from boki.libs.bokiqueue.wants import finish
 from boki.libs.fold import outbox
 from boki.libs.fold.registry import Tasks
 from boki.libs.fold.retrying import uncertain
@@ -144,7 +144,7 @@ class Gathering:
         except Exception as error:  # noqa: BLE001 - whatever it is, those who push must hear of it
             told = error if isinstance(error, BokiError) else BokiError(f"a push failed: {error!r}", outcome="unknown")
             for one in some:
-                finish(one.future, None, BokiError.from_body(told.body()))
+                finish(one.future, None, told)
             return
         for session in {one.session for one in some}:
             session.saw(self._logbook.session)
@@ -226,7 +226,7 @@ async def push_all(
     else:
         raise BokiError(f"settings of queue {known.name!r} change too quickly: nothing was pushed", retryable=True)
     if ttl_s:
-        shared.upkeep.pushed(known.logbook, [push for push, _ in new])
+        shared.folds.pushed(known.logbook, [push for push, _ in new])
     ids = [""] * len(bodies)
     for seqnum, (_, places) in zip(seqnums, new, strict=True):
         for index, place in enumerate(places):
@@ -297,7 +297,7 @@ async def _wait_for_room(
 ) -> None:
     begun = shared.clock.here()
     while True:
-        await shared.catch_up(logbook)
+        await shared.follower.catch_up(logbook)
         now_us = shared.clock.looking_us(logbook.session.likely_time_us())
         there, until_us = shared.pushing + sum(length(line.state) for line in shared.lines), NEVER_US
         if there + count > settings.max_length:
@@ -314,7 +314,7 @@ async def _wait_for_room(
                 limit=settings.max_length,
             )
         wait_s = min(left_s, (until_us - now_us) / 1e6 + _MARGIN_S)
-        await shared.arrive(logbook, shared.follower.next_start, wait_s)
+        await shared.follower.wait_for_more(logbook, wait_s)
 
 
 def _living(shared: Following, now_us: int) -> tuple[int, int]:
@@ -369,7 +369,7 @@ async def _commit(
     key = f"!qd:{queue}:{message.group}:{shard}:{pos}:{token}"
     stranger = 0
     for _ in range(_TRIES):
-        await shared.catch_up(logbook)
+        await shared.follower.catch_up(logbook)
         group = line.state.groups.get(message.group)
         aside = group.leased(pos, token) if group is not None else None
         if message.is_settled or aside is None or aside.due_us <= shared.clock.now_us():

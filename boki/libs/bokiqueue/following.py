@@ -9,20 +9,19 @@ that are gone. Callers that only look (`catch_up`) read by themselves if no read
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from secrets import token_bytes
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 
 from boki import BokiError, LogBook, Page
-from boki.libs.bokiqueue import lines, records, wants
-from boki.libs.bokiqueue.lines import Demand, Line, Outstanding
-from boki.libs.bokiqueue.messages import Reshaped, no_such_group, reshaped
-from boki.libs.bokiqueue.reading import Folds
-from boki.libs.bokiqueue.records import Settle
-from boki.libs.bokiqueue.upkeep import Bodies, BodyStore, Upkeep
-from boki.libs.bokiqueue.wants import Served, Settlement, Want, Wants
+from boki.libs.bokiqueue import callers, lines, records
+from boki.libs.bokiqueue.callers import Bodies, BodyStore, Served, Want, Wants, finish
+from boki.libs.bokiqueue.folds import Folds
+from boki.libs.bokiqueue.lines import Asked, Demand, Line, Outstanding
+from boki.libs.bokiqueue.messages import NoSuchQueue, no_such_group, reshaped
+from boki.libs.bokiqueue.records import Settle, Take
 from boki.libs.fold.clock import Moment
 from boki.libs.fold.follower import LONG_WAIT_S, Follower, Waiter
 from boki.libs.fold.registry import Registry, Tasks
@@ -37,13 +36,11 @@ _TRIES: Final = 5
 
 NEVER: Final[Moment] = (0.0, 0.0)
 
-W = TypeVar("W", Settlement, Want)
-
 
 class Following:
     """A queue in this process.
 
-    `taker` names the process among all that ever take from the queue. `save_records`: see `upkeep`.
+    `taker` names the process among all that ever take from the queue. `save_records`: see `folds`.
     """
 
     def __init__(
@@ -64,9 +61,10 @@ class Following:
         self.clock = self.follower.clock
         self.tasks = Tasks() if tasks is None else tasks
         self.bodies = Bodies(shards, store or BodyStore())
-        self.upkeep = Upkeep(queue, self.lines, self.bodies, self.tasks, self.catch_up, save_records)
         self.wants = Wants(self.clock)
-        self._folds = Folds(queue, self.taker, self.lines, self.wants, self.follower, self.bodies, self.upkeep)
+        self.folds = Folds(
+            *(queue, self.taker, self.lines, self.wants, self.follower, self.bodies, self.tasks, save_records)
+        )
         self.entering = asyncio.Lock()
         """Held by the call that makes a group for all that came to take from it."""
         self.pushing = 0
@@ -108,7 +106,7 @@ class Following:
     # Callers
 
     async def receive(self, logbook: LogBook, want: Want) -> list[Served]:
-        """What the want is given. `Reshaped` if the queue is another one by now."""
+        """What the want is given. If this raises and the follower is over, the queue is another one by now."""
         if self.wants.surplus and not want.op:
             groups = [line.state.groups.get(want.kind[0]) for line in self.lines]
             if served := self.wants.take(want.kind, want.count, groups):
@@ -122,7 +120,7 @@ class Following:
         if self.reader is not None and (is_first or want.wait_s < -self.clock.since(self._reads_until)):
             self.follower.look_again()
         try:
-            given: list[Served] = await self._wait(logbook, want)
+            given: list[Served] = await self._wait(logbook, want, want.kind[0])
             return given
         finally:
             self.wants.remove(want)
@@ -143,16 +141,16 @@ class Following:
                 for _ in range(_PROBES):
                     if not (is_first or line.is_giving_back or line.has(group, due_us)):
                         break
-                    own = Want(group, want.count, want.kind[1], want.op, None, want.since, line.shard)
-                    if served := await self._ask(logbook, line, line.own, own):
+                    own = Asked(Take(group, want.count, want.kind[1], want.op))
+                    if served := await self._ask(logbook, line, own):
                         return list(served)
                     is_first, due_us = False, line.state.time_us
             left_s = want.left_s(self.clock)
-            if left_s <= wants.MARGIN_S:
+            if left_s <= callers.MARGIN_S:
                 return []
             soonest_us = min([due_us for line in asked if (due_us := line.next_due_us(group))], default=0)
             wait_s = min(left_s, self._until_s(soonest_us)) if soonest_us else left_s
-            await self._follow(self.follower.wait_until(logbook, ready, wait_s))
+            await self.follower.wait_until(logbook, ready, wait_s)
             now_us = self.clock.now_us() - lines.EARLY_US
 
     async def settle(
@@ -165,31 +163,33 @@ class Following:
         for shard, pos, token in handles:
             by_shard.setdefault(shard, []).append((pos, token))
         if not self.follower.is_loaded:
-            await self.catch_up(logbook)
+            await self.follower.catch_up(logbook)
         lost: list[tuple[int, int, int]] = []
         is_begun = False
         for line in [self.lines[shard] for shard in by_shard]:
             for some in records.runs(by_shard[line.shard], lambda _: 0, 1, lines.MAX_SETTLED):
-                asked = Settlement(msgspec.structs.replace(settle, messages=some))
                 try:
-                    verdicts = await self._ask(logbook, line, line.settlements, asked)
+                    verdicts = await self._ask(logbook, line, Asked(msgspec.structs.replace(settle, messages=some)))
                 except BokiError as error:
                     raise (uncertain(error) if is_begun else error) from error
                 is_begun = True
                 lost += [(line.shard, *one) for one, is_true in zip(some, verdicts, strict=True) if not is_true]
         return lost
 
-    async def _ask(self, logbook: LogBook, line: Line, asked: list[W], waiter: W) -> Any:
+    async def _ask(self, logbook: LogBook, line: Line, asked: Asked) -> Any:
         """The result, from the next act of that shard."""
-        asked.append(waiter)
+        line.asked.append(asked)
+        part, asked.caller = asked.part, asyncio.get_running_loop().create_future()
+        group = part.group if isinstance(part, Take) and not part.op else None
         try:
-            return await self._wait(logbook, waiter)
+            return await self._wait(logbook, asked.caller, group)
         except BokiError as error:
-            if line.withdraw(waiter):
+            if line.withdraw(asked):
                 raise uncertain(error) from error
             raise
 
-    async def _wait(self, logbook: LogBook, waiter: Settlement | Want) -> Any:
+    async def _wait(self, logbook: LogBook, waiter: asyncio.Future[Any], group: str | None) -> Any:
+        """What it waits for. If its caller is cancelled when it was served, that goes back to the group."""
         logbook.session.caller.deadline.timeout_s()  # `DeadlineExceeded`
         if self.follower.is_over:
             raise reshaped(self.queue)
@@ -197,12 +197,11 @@ class Following:
         self._keep_reading(logbook)
         try:
             return await waiter
-        except BokiError as error:
-            self._check_shape(error)
+        except BokiError:
             raise
         except BaseException:
-            if isinstance(waiter, Want) and waiter.done() and not waiter.cancelled() and not waiter.op:
-                self.give_back(logbook, waiter.kind[0], waiter.result())
+            if group is not None and waiter.done() and not waiter.cancelled():
+                self.give_back(logbook, group, waiter.result())
             waiter.cancel()
             self.hurry()
             raise
@@ -212,32 +211,6 @@ class Following:
         lines.release(self.lines, group, served)
         self._start_soon(logbook)
         self._keep_reading(logbook)
-
-    async def catch_up(self, logbook: LogBook) -> None:
-        """Until the folds have come to what this LogBook sees now."""
-        newest = await logbook.read_prev(self.follower.tag)
-        seqnum = 0 if newest is None else newest.seqnum
-        if not self.follower.is_loaded or self.follower.next_start <= seqnum:
-            await self.arrive(logbook, seqnum)
-
-    async def arrive(self, logbook: LogBook, seqnum: int, wait_s: float | None = None) -> None:
-        """Until the folds are past that record, or for this long."""
-
-        def ready() -> bool | None:
-            return True if self.follower.is_loaded and self.follower.next_start > seqnum else None
-
-        await self._follow(self.follower.wait_until(logbook, ready, wait_s))
-
-    async def _follow(self, waiting: Awaitable[Any]) -> None:
-        try:
-            await waiting
-        except BokiError as error:
-            self._check_shape(error)
-            raise
-
-    def _check_shape(self, error: BokiError) -> None:
-        if self.follower.is_over:
-            raise reshaped(self.queue) from error
 
     # The reader
 
@@ -255,7 +228,8 @@ class Following:
     def _callers(self) -> Iterator[asyncio.Future[Any]]:
         """All that wait for messages, or for what they settle."""
         yield from [want for some in self.wants.waiting.values() for want in some if not want.done()]
-        yield from [one for line in self.lines for one in line.callers if not one.done()]
+        asked = [one.caller for line in self.lines for one in line.all_asked]
+        yield from [caller for caller in asked if caller is not None and not caller.done()]
 
     @property
     def has_callers(self) -> bool:
@@ -283,7 +257,7 @@ class Following:
                     failed = None
                 except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must hear of it
                     failed = self.clock.here() if failed is None or reads != self.follower.next_start else failed
-                    if not self.has_callers and self.clock.since(failed) > wants.ANSWER_S:
+                    if not self.has_callers and self.clock.since(failed) > callers.ANSWER_S:
                         return
                     self._fail(error if isinstance(error, BokiError) else BokiError(f"reading failed: {error!r}"))
                     await asyncio.sleep(PAUSE_S)
@@ -298,7 +272,7 @@ class Following:
     def _fail(self, error: BokiError) -> None:
         """The log cannot be read: all that wait are told so."""
         for waiter in list(self._callers):
-            wants.finish(waiter, None, BokiError.from_body(error.body()))
+            finish(waiter, None, error)
 
     def hurry(self) -> None:
         """Wait no longer for consumers that may come again."""
@@ -329,7 +303,7 @@ class Following:
         for (group, _), some in self.wants.waiting.items():
             if some and group and not any(group in line.state.groups for line in self.lines):
                 for want in some:
-                    wants.finish(want, None, no_such_group(self.queue, group))
+                    finish(want, None, no_such_group(self.queue, group))
         acts = [line.outstanding for line in self.lines if line.outstanding is not None]
         self.wants.finish_late({kind for act in acts for kind in act.kinds})
 
@@ -339,7 +313,7 @@ class Following:
             self._is_urgent = self._is_urgent and any(line.is_busy for line in self.lines)
             self._tidied, self._rounds = self.clock.here(), 0
             return LONG_WAIT_S
-        if self._is_urgent or self.clock.since(self._tidied) >= GRACE_S - wants.MARGIN_S:
+        if self._is_urgent or self.clock.since(self._tidied) >= GRACE_S - callers.MARGIN_S:
             self._rounds += 1
             self._tidied = self.clock.here()
             is_last = self._is_urgent or self._rounds % RECEIPT_ROUNDS == 0
@@ -367,14 +341,14 @@ class Following:
         return wait_s
 
     def _until_s(self, due_us: int) -> float:
-        return (due_us + lines.EARLY_US - self.clock.now_us()) / 1e6 + wants.MARGIN_S
+        return (due_us + lines.EARLY_US - self.clock.now_us()) / 1e6 + callers.MARGIN_S
 
     # Reading: the source of the follower
 
     async def load(self, logbook: LogBook) -> int:
         """See `boki.libs.fold.follower.Source`."""
-        start = await self._folds.load(logbook)
-        for line in self._folds.forgotten:
+        start = await self.folds.load(logbook)
+        for line in self.folds.forgotten:
             text = f"what came of an act of queue {self.queue!r} is forgotten: others were given too much since"
             self._refuse(logbook, line, line.outstanding, BokiError(text, outcome="unknown"))
         self._behind_from = -1
@@ -383,14 +357,14 @@ class Following:
     async def take(self, logbook: LogBook, page: Page) -> bool:
         """See `boki.libs.fold.follower.Source`."""
         try:
-            if not await self._folds.take(logbook, page):
+            if not await self.folds.take(logbook, page):
                 return False
-        except Reshaped as error:
+        except NoSuchQueue as error:
             self.follower.end(error)
             self._fail(error)
             return True
         self.bodies.let_go([line.state for line in self.lines])
-        if any(line.backs for line in self.lines):
+        if any(line.asked for line in self.lines):
             self._start_soon(logbook)  # what no caller was there to take goes back
         self._keep_reading(logbook)
         return True
@@ -423,14 +397,14 @@ class Following:
         if not self.follower.is_loaded or self._behind_from is not None or self.follower.is_over:
             return []
         begun = []
-        demand: Demand | None = None
+        wanted: Demand | None = None
         now_us = self.clock.now_us() - lines.EARLY_US
         for line in self._in_turn():
             if line.outstanding is None and not line.is_pausing(self.clock):
-                demand = demand or Demand(
+                wanted = wanted or Demand(
                     self.wants, self.lines, self.clock, is_tidying=is_tidying, is_riding=is_riding
                 )
-                line.compose(demand, now_us)
+                line.compose(wanted, now_us)
             if line.outstanding is not None and not line.outstanding.is_under_way:
                 line.outstanding.is_under_way = True
                 line.outstanding.asked = line.outstanding.asked or self.clock.here()
@@ -462,7 +436,7 @@ class Following:
             line.refuse(error)
             for kind in outstanding.kinds:
                 for want in self.wants.waiting.get(kind, ()):
-                    wants.finish(want, None, BokiError.from_body(error.body()))
+                    finish(want, None, error)
             self._keep_reading(logbook)
 
 

@@ -12,26 +12,47 @@ from __future__ import annotations
 
 from asyncio import Future
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 from zlib import crc32
 
 from boki import BokiError
+from boki.libs.bokiqueue.callers import Kind, Served, Wants, finish
 from boki.libs.bokiqueue.groups import Delivery
 from boki.libs.bokiqueue.messages import no_such_group
 from boki.libs.bokiqueue.records import GIVE_BACK, Act, Credit, Grant, Settle, Take
 from boki.libs.bokiqueue.sessions import SESSION_US, Given
 from boki.libs.bokiqueue.state import ShardState
-from boki.libs.bokiqueue.wants import Kind, Served, Settlement, Want, Wants, finish
 from boki.libs.fold.clock import LogClock, Moment
 
 MAX_FENCES: Final = 500
-MAX_SETTLED: Final = 5_000  # messages that one act settles, about
-MAX_TAKES: Final = 500  # of single callers, in one act
+MAX_SETTLED: Final = 5_000
+"""Messages that one act settles, about; a take counts as `TAKE_WEIGHT` of them."""
+TAKE_WEIGHT: Final = 10
 REFUSED_S: Final = 0.1
 """After an act was refused the next one of its shard waits this long."""
 EARLY_US: Final = 1_000
 """The log's time may lag behind our guess by this much: who asks early gets nothing, and would ask again at once."""
 SOME_DAY_US: Final = 1 << 63
+
+
+@dataclass(eq=False, slots=True)
+class Asked:
+    """A part of an act: a take, or a settle."""
+
+    part: Take | Settle
+    caller: Future[Any] | None = None
+    """Waits for what it takes, or for the verdicts. None: it gives back what no caller has received."""
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether its caller waits no more."""
+        return self.caller is not None and self.caller.done()
+
+    @property
+    def weight(self) -> int:
+        """How much of an act it is."""
+        return TAKE_WEIGHT if isinstance(self.part, Take) else len(self.part.messages) + len(self.part.reason) // 16
 
 
 class Demand:
@@ -66,21 +87,24 @@ def _shards_to_stand_in(kind: Kind, count: int, lines: Sequence[Line]) -> list[i
     return sorted(line.shard for line in sorted(lines, key=lambda line: line.preference(kind))[:count])
 
 
+@dataclass(slots=True)
 class Outstanding:
-    """An act that the fold has not seen yet. `own`: whom its takes are for; `backs`: settles that give back."""
+    """An act that the fold has not seen yet."""
 
-    def __init__(
-        self, act: Act, settlements: Sequence[Settlement], own: Sequence[Want], backs: Sequence[Settle] = ()
-    ) -> None:
-        self.act, self.settlements, self.own, self.backs = act, settlements, own, backs
-        self.is_under_way = False
-        self.is_uncertain = False
-        """An append of it may have been carried out, though its answer was lost."""
-        self.tries = 0
-        self.asked: Moment | None = None
-        """When it was first appended."""
-        self.kinds: set[Kind] = {(one.group, one.lease_us) for one in act.granted}
+    act: Act
+    takes: Sequence[Asked] = ()
+    settles: Sequence[Asked] = ()
+    is_under_way: bool = False
+    is_uncertain: bool = False
+    """An append of it may have been carried out, though its answer was lost."""
+    tries: int = 0
+    asked: Moment | None = None
+    """When it was first appended."""
+
+    @property
+    def kinds(self) -> set[Kind]:
         """Of what it asks for on behalf of any caller."""
+        return {(one.group, one.lease_us) for one in self.act.granted}
 
 
 class Line:
@@ -93,10 +117,8 @@ class Line:
         """The fold began with this record."""
         self.turn = crc32(taker + bytes((shard,)))
         """Where this process stands first, if all shards are alike: each process in another order."""
-        self.settlements: list[Settlement] = []
-        self.own: list[Want] = []
-        self.backs: list[Settle] = []
-        """What no act asks for, takes and gives back yet."""
+        self.asked: list[Asked] = []
+        """What no act asks for yet."""
         self.held: dict[int, int] = {}
         """By token, the number of popped messages that no caller has received yet. They may be given back."""
         self.committing: set[tuple[str, int, int]] = set()
@@ -125,17 +147,15 @@ class Line:
     @property
     def is_busy(self) -> bool:
         """Whether an act is on its way, or something is to be said."""
-        return self.outstanding is not None or bool(self.settlements or self.own or self.backs)
+        return self.outstanding is not None or bool(self.asked)
 
     @property
-    def callers(self) -> Iterator[Future[Any]]:
-        """Those that wait for an act of their own."""
-        act = self.outstanding
-        yield from self.settlements
-        yield from self.own
-        if act is not None:
-            yield from act.settlements
-            yield from act.own
+    def all_asked(self) -> Iterator[Asked]:
+        """What it is asked for, by an act or by none yet."""
+        yield from self.asked
+        if self.outstanding is not None:
+            yield from self.outstanding.takes
+            yield from self.outstanding.settles
 
     def is_pausing(self, clock: LogClock) -> bool:
         """Whether an act of this shard was refused a moment ago: the log is busy, or gone."""
@@ -145,15 +165,12 @@ class Line:
 
     def compose(self, demand: Demand, now_us: int) -> None:
         """The next act, if anything is to be asked for; `demand` becomes less by what it asks for."""
-        settlements, backs = self._due() if self.settlements or self.backs else ([], [])
-        own = [one for one in self.own[:MAX_TAKES] if not one.done()] if self.own else []
-        takes = [Take(one.kind[0], one.count, one.kind[1], one.op) for one in own]
+        takes, settles = self._due() if self.asked else ([], [])
         granted, is_due = self._credits(demand, now_us)
         is_owed = demand.is_tidying and self.owes_receipt
-        self.own = self.own[MAX_TAKES:]
-        if not (settlements or backs or takes or granted or is_due or is_owed):
+        if not (takes or settles or granted or is_due or is_owed):
             return
-        groups = dict.fromkeys([*(take.group for take in takes), *(name for name, _ in demand.standing)])
+        groups = dict.fromkeys([*(one.part.group for one in takes), *(name for name, _ in demand.standing)])
         fences = [
             (name, pos, token)
             for name in groups
@@ -163,24 +180,22 @@ class Line:
         ][:MAX_FENCES]
         self._number += 1
         kept_from = min(self.held, default=self.state.at + 1)
-        settles = [*(one.settle for one in settlements), *backs]
-        parts = (self.shard, self._taker, self._number, takes, settles, fences, kept_from)
-        act = Grant(*parts, granted) if granted else Act(*parts)
-        self.outstanding = Outstanding(act, settlements, own, backs)
+        wanted: list[Any] = [[one.part for one in some] for some in (takes, settles)]
+        parts = (self.shard, self._taker, self._number, wanted[0], wanted[1], fences, kept_from)
+        self.outstanding = Outstanding(Grant(*parts, granted) if granted else Act(*parts), takes, settles)
         demand.is_sure = True  # its record will say
 
-    def _due(self) -> tuple[list[Settlement], list[Settle]]:
-        """What the next act settles, and what it gives back."""
-        count = size = 0
-        for settle in (*(one.settle for one in self.settlements), *self.backs):
-            size += len(settle.messages) + len(settle.reason) // 16
-            if count and size > MAX_SETTLED:
+    def _due(self) -> tuple[list[Asked], list[Asked]]:
+        """What the next act takes and settles: what was asked for first, as much as fits."""
+        count = weight = 0
+        for one in self.asked:
+            weight += one.weight
+            if count and weight > MAX_SETTLED:
                 break
             count += 1
-        settlements, self.settlements = self.settlements[:count], self.settlements[count:]
-        count -= len(settlements)
-        backs, self.backs = self.backs[:count], self.backs[count:]
-        return settlements, backs
+        due, self.asked = self.asked[:count], self.asked[count:]
+        takes = [one for one in due if isinstance(one.part, Take) and not one.is_gone]
+        return takes, [one for one in due if isinstance(one.part, Settle)]
 
     def _credits(self, demand: Demand, now_us: int) -> tuple[list[Credit], bool]:
         """Credit for callers that wait, if there is too little; and whether the fold must be told what time it is,
@@ -279,19 +294,19 @@ class Line:
         else:
             self.outstanding = None
             self._doubtful.clear()
-            for settlement, verdicts in zip(act.settlements, given.settles, strict=False):
-                finish(settlement, verdicts)
-            for _, token in (handle for back in act.backs for handle in back.messages):
-                self.received(token)
-            for own, deliveries in zip(act.own, given.takes, strict=True):
+            for asked, settle, verdicts in zip(act.settles, act.act.settles, given.settles, strict=True):
+                finish(asked.caller, verdicts)
+                for _, token in settle.messages if settle.verb == GIVE_BACK else ():
+                    self.received(token)
+            for asked, take, deliveries in zip(act.takes, act.act.takes, given.takes, strict=True):
                 if deliveries is None:
-                    finish(own, None, no_such_group(queue, own.kind[0]))
-                elif own.op or not own.done():
-                    if deliveries and not own.op:
+                    finish(asked.caller, None, no_such_group(queue, take.group))
+                elif take.op or not asked.is_gone:
+                    if deliveries and not take.op:
                         self.hear(deliveries)
-                    finish(own, [(self.shard, one, None) for one in deliveries])
+                    finish(asked.caller, [(self.shard, one, None) for one in deliveries])
                 elif deliveries:  # its caller is gone
-                    left.append((own.kind, deliveries))
+                    left.append(((take.group, take.lease_us), deliveries))
         for _, deliveries in left:
             self.hear(deliveries)
         return left
@@ -302,10 +317,9 @@ class Line:
         if outstanding is not None:
             if outstanding.is_uncertain:
                 self._doubtful[outstanding.act.number] = outstanding.act
-            self.backs = [*outstanding.backs, *self.backs]
-            waiters: list[Future[Any]] = [*outstanding.settlements, *outstanding.own]
-            for waiter in waiters:
-                finish(waiter, None, BokiError.from_body(error.body()))
+            self.asked = [*(one for one in outstanding.settles if one.caller is None), *self.asked]
+            for one in (*outstanding.takes, *outstanding.settles):
+                finish(one.caller, None, error)
 
     # What is taken, and not received yet
 
@@ -325,7 +339,7 @@ class Line:
     @property
     def is_giving_back(self) -> bool:
         """Whether messages that no caller has received are still to be given back."""
-        return bool(self.backs or (self.outstanding is not None and self.outstanding.backs))
+        return any(one.caller is None for one in self.all_asked)
 
     def give_back_unknown(self) -> None:
         """Give back pops of commands that no caller waits for: that they were carried out is only known now."""
@@ -339,14 +353,12 @@ class Line:
         """Give back messages whose caller has gone, so that others get them."""
         messages = [(one.spot.pos, one.token) for one in deliveries]
         for start in range(0, len(messages), MAX_SETTLED):
-            self.backs.append(Settle(group, GIVE_BACK, messages[start : start + MAX_SETTLED]))
+            self.asked.append(Asked(Settle(group, GIVE_BACK, messages[start : start + MAX_SETTLED])))
 
-    def withdraw(self, waiter: Future[Any]) -> bool:
+    def withdraw(self, asked: Asked) -> bool:
         """Its caller is gone. Whether it may still be done: because an act that holds it is on its way."""
-        self.settlements = [one for one in self.settlements if one is not waiter]
-        self.own = [one for one in self.own if one is not waiter]
-        act = self.outstanding
-        return act is not None and (waiter in act.settlements or waiter in act.own)
+        self.asked = [one for one in self.asked if one is not asked]
+        return asked in self.all_asked
 
 
 def release(lines: Sequence[Line], group: str, served: Iterable[Served]) -> None:

@@ -62,18 +62,14 @@ class QueueFull(Overloaded):
     code = "queue_full"
 
 
-class Reshaped(NoSuchQueue):
-    """The queue was deleted, and made again with another number of shards: what was taken from it is gone."""
-
-
 def no_such_queue(name: str, book: str) -> NoSuchQueue:
     """The error."""
     return NoSuchQueue(f"there is no queue {name!r} in book {book!r}: push to it, or create it", queue=name, book=book)
 
 
-def reshaped(name: str) -> Reshaped:
-    """The error."""
-    return Reshaped(
+def reshaped(name: str) -> NoSuchQueue:
+    """The error about a queue that was deleted, and made again with another number of shards."""
+    return NoSuchQueue(
         f"queue {name!r} was deleted and created again with another number of shards: what was taken before is gone "
         "with it. Take from it again",
         queue=name,

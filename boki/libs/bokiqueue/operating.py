@@ -9,6 +9,7 @@ import msgspec
 
 from boki import InvalidArgument, LogBook, NotFound, WrongType
 from boki.libs.bokiqueue import records
+from boki.libs.bokiqueue.callers import Body, Lost
 from boki.libs.bokiqueue.following import Following
 from boki.libs.bokiqueue.groups import DEAD, LEASED, MAX_ASIDE, TAKE_BYTES, WAITING, Aside, Delivery, Group, Spot
 from boki.libs.bokiqueue.lines import Line
@@ -16,8 +17,6 @@ from boki.libs.bokiqueue.messages import DeadLetter, Message, shown
 from boki.libs.bokiqueue.records import BYTES, DropGroup, OpenGroup, Settle, Setup, sound
 from boki.libs.bokiqueue.sessions import NEVER_US
 from boki.libs.bokiqueue.state import DEFAULT_GROUP, ShardState
-from boki.libs.bokiqueue.upkeep import Lost
-from boki.libs.bokiqueue.wants import Body
 from boki.libs.fold.arguments import NAME
 
 Place = tuple[int, int]
@@ -150,7 +149,7 @@ async def append_to_all(logbook: LogBook, shared: Following, make: Callable[[int
     made = [make(shard) for shard in range(shared.shards)]
     group = [(records.encode(kind), records.tags_of(kind, shared.queue, shared.shards)) for kind in made]
     await logbook.append_many(group)
-    await shared.catch_up(logbook)
+    await shared.follower.catch_up(logbook)
 
 
 # Looking

@@ -23,13 +23,13 @@ from boki import (
 )
 from boki.libs.bokiqueue import operating, records
 from boki.libs.bokiqueue.appending import GATHERED_BYTES, Targets, commit, listed, placed, push_all, push_soon
+from boki.libs.bokiqueue.callers import Served, Want
 from boki.libs.bokiqueue.following import Following, following
 from boki.libs.bokiqueue.groups import Delivery
 from boki.libs.bokiqueue.messages import (
     DeadLetter,
     LeaseLost,
     Message,
-    Reshaped,
     check_count,
     check_group,
     check_group_keys,
@@ -60,7 +60,6 @@ from boki.libs.bokiqueue.records import (
 )
 from boki.libs.bokiqueue.settings import KnownSettings, settings_of
 from boki.libs.bokiqueue.state import DEFAULT_GROUP, MAX_GROUPS
-from boki.libs.bokiqueue.wants import Served, Want
 from boki.libs.fold import outbox
 
 T = TypeVar("T")
@@ -240,12 +239,14 @@ class Queue(Generic[T]):
                 if not patience_s:
                     await self.logbook.sync()
                 if not patience_s or not shared.follower.is_loaded:
-                    await shared.catch_up(self.logbook)
+                    await shared.follower.catch_up(self.logbook)
                 if not shared.has_group(self.group):
                     await self._enter_group(shared)
                 found = await self._receive(shared, count, lease_us, left_s if patience_s else None, op)
-            except Reshaped:
-                await self.known.read(fresh=True)
+            except BokiError:
+                if not shared.follower.is_over:
+                    raise
+                await self.known.read(fresh=True)  # it is another queue by now
                 continue
             if found is not None:
                 return found
@@ -311,7 +312,7 @@ class Queue(Generic[T]):
         async with shared.entering:
             if shared.has_group(self.group):
                 return  # another call of this process had the same to do
-            await shared.catch_up(self.logbook)
+            await shared.follower.catch_up(self.logbook)
             if shared.has_group(self.group):
                 return
             if self.group != DEFAULT_GROUP:
@@ -397,7 +398,7 @@ class Queue(Generic[T]):
         """The fold, after everything that is acknowledged by now. `NoSuchGroup` if it lacks the group."""
         shared = await self.opened()
         await self.logbook.sync()
-        await shared.catch_up(self.logbook)
+        await shared.follower.catch_up(self.logbook)
         if group is not None and group not in shared.lines[0].state.groups:
             raise no_such_group(self.name, group)
         return shared

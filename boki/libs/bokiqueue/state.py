@@ -365,7 +365,7 @@ class ShardState:
         self._forget_passed()
 
     def history_for(self, record: Kind) -> tuple[int, int] | None:
-        """The part of the stream whose pushes must be given to `put_before` before this record is applied: a group
+        """The part of the stream whose pushes the backlog must have before this record is applied: a group
         begins before what is kept here. If any of it was trimmed this fold cannot continue: there is a checkpoint
         beyond the record, to begin again from.
         """
@@ -377,10 +377,6 @@ class ShardState:
         stop = first.seqnum if first is not None else self.at + 1
         start = max(self.floor, record.start_seqnum)
         return (start, stop) if start < stop else None
-
-    def put_before(self, segments: list[Segment]) -> None:
-        """All pushes of that part."""
-        self.backlog.put_before(segments)
 
     # What is kept
 

@@ -177,6 +177,11 @@ class Follower:
             self._ask(waiter)
         return waiter.result if waiter.is_done else await self.wait(logbook, waiter)
 
+    async def wait_for_more(self, logbook: LogBook, wait_s: float | None = None) -> None:
+        """Return when another record was folded, or after `wait_s` seconds."""
+        start = self.next_start
+        await self.wait_until(logbook, lambda: True if self.next_start > start else None, wait_s)
+
     async def follow(self, logbook: LogBook, backoff: Backoff) -> None:
         """Read for as long as this is not cancelled, also if no caller waits. Errors that do not pass are raised."""
         tries = 0

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 from boki.api.logbook import LogBook
 from boki.libs.bokiqueue import Queue
+from boki.libs.bokiqueue.callers import MOST_AHEAD
 from boki.libs.bokiqueue.following import Following, queues_of
-from boki.libs.bokiqueue.wants import MOST_AHEAD
 from boki.log.record import Record
 from boki.verify.histories.facts import Violation
 from boki.verify.histories.queues import (

@@ -18,7 +18,7 @@ from boki import BokiError, ConnectionLost, LogBook
 from boki.api.append_gatherer import AppendGatherer
 from boki.api.deadline import Caller, Deadline
 from boki.api.logbook import LogSession
-from boki.libs.bokiqueue import LeaseLost, Queue, upkeep
+from boki.libs.bokiqueue import LeaseLost, Queue, folds
 from boki.log.ids import MAX_SEQNUM
 from boki.log.operations import Answer, Append, Operation, Read
 from boki.testing.memory_port import ENDLESS_S, MemoryPort
@@ -66,7 +66,7 @@ class Shaky(Process):
 def small_checkpoints(every: int) -> Iterator[None]:
     """A checkpoint after this many records."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(upkeep, "SAVE_RECORDS", every)
+        patch.setattr(folds, "SAVE_RECORDS", every)
         yield
 
 
@@ -247,7 +247,7 @@ async def test_a_queue_that_was_emptied_is_as_small_as_before() -> None:
         await queue.create_group("other")
         other: Queue[bytes] = Queue(process.logbook(), "q", group="other")
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(upkeep, "SAVE_BYTES", 20_000)
+            patch.setattr(folds, "SAVE_BYTES", 20_000)
             for _ in range(120):
                 await queue.push_many([bytes(100)] * 5)
                 assert len(await queue.pop_many(5)) == 5

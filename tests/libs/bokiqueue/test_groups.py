@@ -11,7 +11,7 @@ import pytest
 
 import boki.testing
 from boki import InvalidArgument
-from boki.libs.bokiqueue import LeaseLost, NoSuchGroup, Queue, groups, upkeep
+from boki.libs.bokiqueue import LeaseLost, NoSuchGroup, Queue, folds, groups
 from boki.libs.bokiqueue.groups import BACK, WAITING
 from boki.libs.bokiqueue.records import ACK, EXTEND, NACK, NOW, Carry, DropGroup, OpenGroup, Saved
 from boki.testing.memory_port import MemoryPort
@@ -126,7 +126,7 @@ def test_a_late_group_is_given_what_lingers_in_another() -> None:
 async def test_a_late_group_reads_what_was_carried() -> None:
     """From the carried record, in a process of its own."""
     with small_checkpoints(20), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(upkeep, "SAVE_BYTES", 2_000)
+        patch.setattr(folds, "SAVE_BYTES", 2_000)
         port = MemoryPort()
         queue: Queue[Any] = Queue(Process(port).logbook(), "q")
         await queue.push("delayed", delay_s=86_400)

@@ -11,7 +11,7 @@ import boki.testing
 from boki import BokiError, ConnectionLost, DeadlineExceeded, InvalidArgument, LogBook, Overloaded
 from boki.api.deadline import Caller, Deadline
 from boki.api.logbook import LogSession
-from boki.libs.bokiqueue import LeaseLost, Queue, lines, upkeep
+from boki.libs.bokiqueue import LeaseLost, Queue, callers, lines
 from boki.libs.bokiqueue.following import following
 from boki.libs.bokiqueue.records import Act, OpenGroup, Push, decode
 from boki.log.operations import Append, Get
@@ -55,7 +55,7 @@ async def test_the_only_consumer_of_a_process_swallows_nothing_when_it_is_cancel
 async def test_a_message_whose_body_cannot_be_read_is_given_back() -> None:
     """Whoever takes it is cancelled, or refused, while its body is read from the log."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(upkeep.BodyStore.__init__, "__defaults__", (0,))
+        patch.setattr(callers.BodyStore.__init__, "__defaults__", (0,))
         port = MemoryPort()
         queue: Queue[int] = Queue(Process(port).logbook(), "q")
         await queue.push_many([1, 2, 3])
@@ -317,7 +317,7 @@ def test_what_one_record_gave_to_two_groups_is_given_back_to_both() -> None:
     line = lines.Line(0, b"taker")
     line.begin(stream.state, 0)
     line.give_back_unknown()
-    assert sorted(one.group for one in line.backs) == ["", "copy"]
+    assert sorted(one.part.group for one in line.asked) == ["", "copy"]
 
 
 @asynchronous

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from boki import CorruptData, NotFound
-from boki.libs.bokiqueue import Queue, upkeep
+from boki.libs.bokiqueue import Queue, folds
 from boki.libs.bokiqueue.following import Queues
 from boki.log.operations import Answer, Append, Get, Operation
 from boki.testing.memory_port import MemoryPort
@@ -90,8 +90,8 @@ async def test_a_body_that_cannot_be_leased_is_a_dead_letter() -> None:
 @asynchronous
 async def test_a_lost_body_does_not_keep_checkpoints_and_trims_from_being_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its message is carried without it, and is not taken for an empty one."""
-    monkeypatch.setattr(upkeep, "SAVE_RECORDS", 10)
-    monkeypatch.setattr(upkeep, "SAVE_BYTES", 8_000)
+    monkeypatch.setattr(folds, "SAVE_RECORDS", 10)
+    monkeypatch.setattr(folds, "SAVE_BYTES", 8_000)
     process, queue, ids = await with_rot({0}, count=1)
     assert await queue.lease() is None
     for _ in range(20):

@@ -11,12 +11,12 @@ import msgspec
 import pytest
 
 from boki import LogBook, Record
-from boki.libs.bokiqueue import Queue, upkeep
+from boki.libs.bokiqueue import Queue
+from boki.libs.bokiqueue import folds as queue_folds
+from boki.libs.bokiqueue.folds import history, newest_state
 from boki.libs.bokiqueue.following import queues_of
-from boki.libs.bokiqueue.reading import history
 from boki.libs.bokiqueue.records import OpenGroup, Part, Saved, checkpoint_tag, encode
 from boki.libs.bokiqueue.state import Snapshot
-from boki.libs.bokiqueue.upkeep import newest_state
 from boki.testing.memory_port import MemoryPort
 from tests.libs.bokiqueue.running import asynchronous
 from tests.libs.bokiqueue.test_crashes import Process, drain, small_checkpoints
@@ -141,7 +141,7 @@ def test_a_checkpoint_of_before_a_group_lets_go_of_nothing_that_the_group_begins
 @asynchronous
 async def test_a_checkpoint_does_not_take_the_place_of_one_that_knows_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """The later one has dropped what the earlier one begins with."""
-    monkeypatch.setattr(upkeep, "SAVE_RECORDS", 10**6)
+    monkeypatch.setattr(queue_folds, "SAVE_RECORDS", 10**6)
     port = MemoryPort()
     slow, quick = (Queue[int](Process(port).logbook(), "q") for _ in range(2))
     await slow.push_many(range(20))
@@ -151,7 +151,7 @@ async def test_a_checkpoint_does_not_take_the_place_of_one_that_knows_more(monke
     for queue in (slow, quick):
         followed = queues_of(queue.logbook).find("test", "q", 0.0)
         assert followed is not None
-        lines.append((followed.upkeep, followed.lines[0]))
+        lines.append((followed.folds, followed.lines[0]))
     await quick.push(20)
     await drain(quick)
     for keeper, line in reversed(lines):

@@ -83,7 +83,7 @@ async def test_a_caller_that_is_served_as_it_is_woken_to_lead_wakes_another() ->
     await queue.create()
     logbook = Process(port).logbook()
     shared = following(logbook, "q", 1)
-    await shared.catch_up(logbook)
+    await shared.follower.catch_up(logbook)
     start = shared.follower.next_start
     arrivals = [Waiter(), Waiter(), Waiter(ready=lambda: True if shared.follower.next_start > start else None)]
     leads, served, left = [asyncio.ensure_future(shared.follower.wait(logbook, one)) for one in arrivals]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -12,11 +13,11 @@ import pytest
 
 from boki import BokiError
 from boki.libs.bokiqueue import sessions
+from boki.libs.bokiqueue.callers import Want, Wants
 from boki.libs.bokiqueue.groups import BACK, DEAD, LEASED
-from boki.libs.bokiqueue.lines import Demand, Line
-from boki.libs.bokiqueue.records import ACK, GIVE_BACK, Credit, Grant, Settle
+from boki.libs.bokiqueue.lines import Asked, Demand, Line
+from boki.libs.bokiqueue.records import ACK, GIVE_BACK, Credit, Grant, Settle, Take
 from boki.libs.bokiqueue.sessions import SESSION_US, SILENT_LEASE_US, SILENT_POP_US, Standing, StandingTakes
-from boki.libs.bokiqueue.wants import Want, Wants
 from boki.libs.fold.clock import LogClock
 from tests.libs.bokiqueue.running import asynchronous
 from tests.libs.bokiqueue.test_state import SECOND, Stream
@@ -376,8 +377,8 @@ async def test_what_an_act_in_doubt_has_leased_is_free_when_the_fold_shows_it() 
     stream.push(2)
     line, clock = Line(0, b"me"), LogClock(lambda: 0.0)
     line.begin(stream.state, 0)
-    want = Want("", 1, LEASE_US, "", None, clock.here(), 0)
-    line.own.append(want)
+    want = asyncio.get_running_loop().create_future()
+    line.asked.append(Asked(Take("", 1, LEASE_US), want))
     line.compose(Demand(Wants(clock), [line], clock), 0)
     assert line.outstanding is not None
     act, line.outstanding.is_uncertain = line.outstanding.act, True

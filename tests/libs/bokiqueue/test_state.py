@@ -64,7 +64,7 @@ class Stream:
         assert fault(record, seqnum) == "", "what the library writes is valid"
         history = self.state.history_for(record)
         if history is not None:
-            self.state.put_before(self.pushes(*history))
+            self.state.backlog.put_before(self.pushes(*history))
         self.records.append((seqnum, self.now_us, record))
         given = self.state.apply(seqnum, self.now_us, record)
         if self.reload_every and len(self.records) % self.reload_every == 0:

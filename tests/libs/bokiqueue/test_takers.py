@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from random import Random
 
 import pytest
 
 from boki import BokiError
-from boki.libs.bokiqueue import Queue, reading, sessions
+from boki.libs.bokiqueue import Queue, folds, sessions
 from boki.libs.bokiqueue.following import following
-from boki.libs.bokiqueue.lines import Outstanding
+from boki.libs.bokiqueue.lines import Asked, Outstanding
 from boki.libs.bokiqueue.records import ACK, GIVE_BACK, Act, Settle, Take
 from boki.libs.bokiqueue.sessions import Given
 from boki.libs.bokiqueue.state import ShardState
-from boki.libs.bokiqueue.wants import Settlement
 from boki.testing.memory_port import MemoryPort
 from tests.libs.bokiqueue.running import asynchronous
 from tests.libs.bokiqueue.test_crashes import Process
@@ -106,17 +106,18 @@ async def test_who_asks_too_late_what_came_of_its_act_is_told_that_nobody_knows(
     await queue.stats()
     followed = following(queue.logbook, "q", 1)
     line = followed.lines[0]
-    settlement = Settlement(Settle("", ACK, [(0, 5)]))
-    line.outstanding = Outstanding(Act(0, followed.taker, 7, settles=[settlement.settle]), [settlement], [])
+    settle = Settle("", ACK, [(0, 5)])
+    waiting = asyncio.get_running_loop().create_future()
+    line.outstanding = Outstanding(Act(0, followed.taker, 7, settles=[settle]), settles=[Asked(settle, waiting)])
     line.outstanding.is_under_way = True
 
     async def newest_state(*_: object) -> tuple[ShardState, int]:
         line.state.takers.last[followed.taker] = Given(7, 0, [], [])
         return line.state, 0
 
-    monkeypatch.setattr(reading, "newest_state", newest_state)
+    monkeypatch.setattr(folds, "newest_state", newest_state)
     await followed.load(queue.logbook)
     assert followed.lines[0].outstanding is None
-    error = settlement.exception()
+    error = waiting.exception()
     assert isinstance(error, BokiError)
     assert error.outcome == "unknown"

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from boki import CorruptData, LogBook, Trimmed, Unavailable
-from boki.libs.bokiqueue import Queue, records, upkeep
+from boki.libs.bokiqueue import Queue, folds, records
+from boki.libs.bokiqueue.callers import Bodies
 from boki.libs.bokiqueue.following import queues_of
 from boki.libs.bokiqueue.groups import Delivery, Spot
-from boki.libs.bokiqueue.upkeep import Bodies
 from boki.libs.fold import checkpoints
 from boki.log.operations import Answer, Operation, Read
 from boki.retry import Backoff
@@ -25,8 +25,8 @@ from tests.libs.bokiqueue.test_crashes import Process
 @asynchronous
 async def test_processes_that_live_shortly_carry_what_lingers(monkeypatch: pytest.MonkeyPatch) -> None:
     """How much of the stream lies behind is in the checkpoints: nobody needs to have followed all of it."""
-    monkeypatch.setattr(upkeep, "SAVE_RECORDS", 10)
-    monkeypatch.setattr(upkeep, "SAVE_BYTES", 8_000)
+    monkeypatch.setattr(folds, "SAVE_RECORDS", 10)
+    monkeypatch.setattr(folds, "SAVE_BYTES", 8_000)
     port = MemoryPort()
     queue: Queue[bytes] = Queue(Process(port).logbook(), "q")
     await queue.push(b"in a year", delay_s=365 * 24 * 3600)
@@ -82,7 +82,7 @@ async def test_a_process_that_cannot_get_hold_of_a_checkpoint_says_so(monkeypatc
     """It does not try forever; nor is a checkpoint that lacks a part taken for a whole one: the one before it is, and
     without one, what it covers is gone and not taken for never having been.
     """
-    monkeypatch.setattr(upkeep, "SAVE_RECORDS", 5)
+    monkeypatch.setattr(folds, "SAVE_RECORDS", 5)
     monkeypatch.setattr(checkpoints, "RACING", Backoff(first_s=0.0, tries=20))
     port = MemoryPort()
     queue: Queue[int] = Queue(Process(port).logbook(), "q")
@@ -109,7 +109,7 @@ async def test_a_process_that_cannot_get_hold_of_a_checkpoint_says_so(monkeypatc
 @asynchronous
 async def test_a_process_that_ends_first_comes_to_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint that is being written is finished; what takes too long is ended."""
-    monkeypatch.setattr(upkeep, "SAVE_RECORDS", 5)
+    monkeypatch.setattr(folds, "SAVE_RECORDS", 5)
     port = MemoryPort()
     queue: Queue[int] = Queue(Process(port).logbook(), "q")
     way = queues_of(queue.logbook)
@@ -132,7 +132,7 @@ async def test_a_process_that_ends_first_comes_to_rest(monkeypatch: pytest.Monke
 async def test_a_shard_that_lies_still_does_not_keep_the_feed(monkeypatch: pytest.MonkeyPatch, left: str) -> None:
     """Whatever is left in it: what was popped there, or under an op, a message that is delayed, a dead letter."""
     for name, bound in {"SAVE_RECORDS": 20, "SAVE_BYTES": 1_000, "FEED_BYTES": 4_000}.items():
-        monkeypatch.setattr(upkeep, name, bound)
+        monkeypatch.setattr(folds, name, bound)
     keys = {crc32(key.encode()) % 2: key for key in map(str, range(20))}
     port = MemoryPort()
     queue: Queue[bytes] = Queue(Process(port).logbook(), "q")
@@ -167,7 +167,7 @@ async def test_a_shard_that_lies_still_does_not_keep_the_feed(monkeypatch: pytes
 async def test_what_lingers_is_carried_at_a_cost_in_proportion(monkeypatch: pytest.MonkeyPatch) -> None:
     """By its bytes, not by its number, and a bounded part of it at once."""
     for name, bound in {"SAVE_RECORDS": 10, "SAVE_BYTES": 80_000, "CARRY_BYTES": 160_000}.items():
-        monkeypatch.setattr(upkeep, name, bound)
+        monkeypatch.setattr(folds, name, bound)
     carried: list[int] = []
     fetch = Bodies.fetch
 
@@ -201,9 +201,9 @@ def test_a_batch_counts_each_record_that_is_read_once() -> None:
     record.
     """
     large = [Spot(pos, 7, pos, 0, size_bytes=900_000) for pos in range(2_500)]
-    assert upkeep._size_bytes(large) == records.MAX_MESSAGE_BYTES
+    assert folds._size_bytes(large) == records.MAX_MESSAGE_BYTES
     alone = [[Spot(pos, 10 + pos, 0, 0, size_bytes=900_000)] for pos in range(9)]
-    runs = records.runs(alone, upkeep._size_bytes, upkeep.CARRY_BYTES, upkeep.CARRY_RECORDS)
+    runs = records.runs(alone, folds._size_bytes, folds.CARRY_BYTES, folds.CARRY_RECORDS)
     assert [len(some) for some in runs] == [4, 4, 1]
 
 
@@ -215,7 +215,7 @@ async def test_messages_that_expire_take_no_space_though_nobody_takes_any(
 ) -> None:
     """Whether a group came once and went away, or never. Who comes late is given what lives, and has little to read."""
     for name, bound in {"SAVE_RECORDS": 20, "SAVE_BYTES": 10_000, "FEED_BYTES": 20_000}.items():
-        monkeypatch.setattr(upkeep, name, bound)
+        monkeypatch.setattr(folds, name, bound)
     port = MemoryPort()
     queue: Queue[int] = Queue(Process(port).logbook(), "q")
     await queue.create(shards=shards)

@@ -1,0 +1,394 @@
+"""The folds of a queue in one process: begun from checkpoints, brought on by what is read, and kept small.
+
+**Checkpoints.** One is due after this many records of a shard, and written by a process that consumes: the one whose
+act was the last of them. Processes that push what expires see to it, too. Two that do it at once do no harm: of two
+writers one gives up (`boki.libs.fold.checkpoints`). The trim follows when the fold has come to the checkpoint, and
+messages that linger are carried: appended again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from boki import BokiError, LogBook, Page, Record
+from boki.libs.bokiqueue import records
+from boki.libs.bokiqueue.callers import Bodies, Served, Wants
+from boki.libs.bokiqueue.groups import Delivery, Segment, Spot
+from boki.libs.bokiqueue.lines import Line, release
+from boki.libs.bokiqueue.messages import reshaped
+from boki.libs.bokiqueue.records import LOST, MAX_MESSAGE_BYTES, Act, Carry, Kind, Push, Saved, Setup, belongs, sound
+from boki.libs.bokiqueue.sessions import Given
+from boki.libs.bokiqueue.settings import newest_settings
+from boki.libs.bokiqueue.state import ShardState, sound_snapshot
+from boki.libs.fold.checkpoints import PART_BYTES, Checkpoints, End, Part
+from boki.libs.fold.follower import PAGE_RECORDS, Follower
+from boki.libs.fold.registry import Tasks
+from boki.libs.fold.steps import run
+
+SAVE_RECORDS: Final = 2_000
+SAVE_BYTES: Final = 8 * 1024 * 1024
+"""A checkpoint is due after so much of a stream."""
+FEED_BYTES: Final = 4 * SAVE_BYTES
+"""Shards that are idle are brought up after so much of the feed."""
+CARRY_WORTH: Final = 4
+"""Messages that linger are carried when what could be trimmed then has this many times their bytes."""
+CARRY_RECORDS: Final = 1_000
+CARRY_BYTES: Final = 4_000_000
+"""Records, and about how many bytes of them, that are read and carried at once."""
+_SPOT_BYTES: Final = 100
+"""A carried message has about this many bytes beside its body."""
+_NOBODY: Final = b""
+"""As the taker of an act that wants nothing."""
+
+_log = logging.getLogger("boki.queue")
+
+
+class Folds:
+    """The folds of all shards, and who is served by what comes to them. `taker` names this process, and after
+    `save_records` of a shard a checkpoint is due.
+    """
+
+    def __init__(
+        self,
+        queue: str,
+        taker: bytes,
+        lines: Sequence[Line],
+        wants: Wants,
+        follower: Follower,
+        bodies: Bodies,
+        tasks: Tasks,
+        save_records: int | None = None,
+    ) -> None:
+        self._queue, self._taker = queue, taker
+        self._lines, self._wants = lines, wants
+        self._follower, self._bodies = follower, bodies
+        self._tasks, self._save_records = tasks, save_records
+        self.forgotten: list[Line] = []
+        """Shards whose checkpoint does not say any more what the act came to that is on its way."""
+        self._checked_stop = 0
+        """Where the last page ends in which the queue's settings were looked at."""
+        self._missed: set[tuple[int, int]] = set()
+        """(record, from where on the stream was there) for which this fold has begun again."""
+        self._mine: dict[int, End] = {}
+        """By shard, the last checkpoint of this process, if the fold has not come to it."""
+        self._feed_bytes = self._brought_up_at = 0
+        """How much of the feed came, as far as this process has seen to it, and how much when it brought up shards."""
+        self._carried_at: dict[int, int] = {}
+        """How much it was when each shard was carried."""
+        self._pushed_records = self._pushed_bytes = 0
+        """What was pushed by this process, of messages that expire, since it looked after them."""
+
+    # Reading
+
+    async def load(self, logbook: LogBook) -> int:
+        """Begin from the newest checkpoints; where to read on."""
+        self._bodies.clear()
+        loaded = await asyncio.gather(*(newest_state(logbook, self._queue, line.shard) for line in self._lines))
+        for line, (state, resume) in zip(self._lines, loaded, strict=True):
+            line.begin(state, resume)
+        self.forgotten = []
+        for line in self._lines:  # before anything can fail: what is covered by now is not read again
+            given, own = line.state.takers.last.get(self._taker), line.outstanding
+            if given is not None and given.is_forgotten and own is not None and own.act.number == given.number:
+                self.forgotten += [line] if own.act.takes or own.act.settles else []
+            if given is not None and line not in self.forgotten:
+                self._served(line, given)
+            line.give_back_unknown()
+        return min(resume for _, resume in loaded)
+
+    async def take(self, logbook: LogBook, page: Page) -> bool:
+        """Fold a page. False if that cannot be from here: begin again. `NoSuchQueue` if it is another one by now."""
+        for record in page.records:
+            kind = sound(record)
+            is_of_others = isinstance(kind, Setup) and kind.settings.shards != len(self._lines)
+            if is_of_others or (kind is None and records.is_newer(record.data)):
+                await self._check_settings(logbook, record.seqnum, page.next_start)
+                kind = None  # the queue's settings do not say so
+            if kind is None or not belongs(kind, record.tags, self._queue, len(self._lines)):
+                self._pass_by(record)
+            elif record.seqnum < self._lines[kind.shard].resume:
+                self._passed(record)
+            elif not await self._complete(logbook, self._lines[kind.shard], record.seqnum, kind):
+                return False
+            else:
+                self._passed(record)
+                self._apply(logbook, self._lines[kind.shard], record, kind)
+        return True
+
+    async def _check_settings(self, logbook: LogBook, seqnum: int, page_stop: int) -> None:
+        """Refuse a queue of a later format, or one that is another by now. Once a page: strangers may append many."""
+        if seqnum >= self._checked_stop:
+            _, settings, _ = await newest_settings(logbook, self._queue)
+            if settings is None or settings.shards != len(self._lines):
+                raise reshaped(self._queue)
+            self._checked_stop = page_stop
+
+    async def _complete(self, logbook: LogBook, line: Line, seqnum: int, kind: Kind) -> bool:
+        """Have what the record needs of the past. False: that was trimmed since, and others go by it, for they had read
+        it or began from a later checkpoint. If this fails the record is read again: it has not been passed yet.
+        """
+        part = line.state.history_for(kind) if seqnum > line.state.at else None
+        if part is not None:
+            segments, kept_from = await history(logbook, self._queue, line.shard, len(self._lines), *part)
+            if kept_from > part[0] and (seqnum, kept_from) not in self._missed:
+                self._missed.add((seqnum, kept_from))
+                return False
+            line.state.backlog.put_before(segments)
+        return True
+
+    def _apply(self, logbook: LogBook, line: Line, record: Record, kind: Kind) -> None:
+        state = line.state
+        first_pos = state.backlog.first_pos
+        given = state.apply(record.seqnum, record.time, kind)
+        line.saved_records += 1
+        line.saved_bytes += len(record.data)
+        is_due = False
+        if isinstance(kind, Push | Carry):
+            self._bodies.keep(record.seqnum, kind, state)
+            is_due = state.backlog.first_pos > first_pos  # it drops what has expired: maybe no other process consumes
+        for taker, group, lease_us, deliveries in state.handed:
+            if taker == self._taker:  # a standing take of this process
+                line.hear(deliveries)
+                if left := self._wants.serve((group, lease_us), self._with_bodies(line, deliveries)):
+                    self._wants.keep((group, lease_us), left)
+                is_due = True
+        if given is not None and isinstance(kind, Act) and kind.taker == self._taker:
+            self._served(line, given)
+            is_due = True
+        if isinstance(kind, Saved):
+            line.saved_records = line.saved_bytes = 0
+            if self._mine.get(line.shard) == End(kind.covers, kind.first, kind.floor):
+                self._trim_soon(logbook, line)
+        elif is_due and not line.is_saving and self._is_due(line.saved_records, line.saved_bytes):
+            line.is_saving = True
+            self._tasks.spawn(self.save(_detached(logbook), line))
+
+    def _served(self, line: Line, given: Given) -> None:
+        """An act of this process counts: those that wait for it are given what it came to."""
+        own, clock = line.outstanding, self._follower.clock
+        if own is not None and own.act.number == given.number and own.asked is not None:
+            clock.hear_answer(given.time_us, own.asked)
+            self._wants.act_s = clock.since(own.asked)
+        for kind, deliveries in line.settle(given, self._queue):
+            release(self._lines, kind[0], self._wants.serve(kind, self._with_bodies(line, deliveries)))
+
+    def _with_bodies(self, line: Line, deliveries: Sequence[Delivery]) -> list[Served]:
+        here = self._bodies.here
+        return [(line.shard, one, here(one)) for one in deliveries]
+
+    def _passed(self, record: Record) -> None:
+        """The reading continues behind it."""
+        self._follower.next_start = record.next_seqnum
+        self._follower.clock.hear(record.time)
+
+    def _pass_by(self, record: Record) -> None:
+        """A record that does not count. It is logged when they are 1, 10, 100, …: strangers may append many."""
+        line = self._lines[0]
+        state = line.state
+        before = state.passed_by
+        if record.seqnum >= line.resume:
+            state.pass_by(record.seqnum)
+            line.saved_records += 1  # so that a checkpoint drops it
+            line.saved_bytes += len(record.data)
+        self._passed(record)
+        if state.passed_by > before and str(state.passed_by).rstrip("0") == "1":
+            _log.warning(
+                "queue %s: record %d is not a valid queue record and is passed by; %d so far",
+                *(self._queue, record.seqnum, state.passed_by),
+            )
+
+    # Checkpoints and trims
+
+    def _is_due(self, count: int, size_bytes: int) -> bool:
+        return count >= (self._save_records or SAVE_RECORDS) or size_bytes >= SAVE_BYTES
+
+    def pushed(self, logbook: LogBook, pushes: Iterable[Push]) -> None:
+        """This process has pushed messages that expire. If no process consumes then no other drops them."""
+        for push in pushes:
+            self._pushed_records += 1
+            self._pushed_bytes += sum(map(len, push.bodies))
+        if self._is_due(self._pushed_records, self._pushed_bytes):
+            self._pushed_records = self._pushed_bytes = 0
+            self._tasks.spawn(self._look(_detached(logbook)))
+
+    async def _look(self, logbook: LogBook) -> None:
+        """Follow the queue to its end: a push in it that drops others makes a checkpoint, if one is due."""
+        try:
+            await self._follower.catch_up(logbook)
+        except BokiError as error:
+            _log.warning("queue %s could not be looked after: %s", self._queue, error)
+
+    async def save(self, logbook: LogBook, line: Line, fed_bytes: int = 0) -> None:
+        """Append a checkpoint of the shard as it is now. The trim follows when the fold has come to it.
+
+        `fed_bytes`: so much of the feed lies behind what lingers in it.
+        """
+        state = line.state
+        floor = state.needed_floor(state.time_us)
+        data = msgspec.msgpack.encode(state.snapshot())  # now: the state continues at the next await
+        covers, checkpoints = state.at, _checkpoints(self._queue, line.shard, line.saved_bytes)
+        try:
+            if self._is_worth_carrying(line, floor, fed_bytes):
+                await self._carry(logbook, line)
+            end = await run(checkpoints.save(data, covers, floor, self._tags(line.shard)), logbook)
+            if end is not None:
+                self._mine[line.shard] = end
+                if line.state.marks and line.state.marks[-1][1] > end.first:  # the fold was quicker
+                    self._trim_soon(logbook, line)
+        except BokiError as error:
+            _log.warning("a checkpoint of queue %s could not be written: %s", self._queue, error)
+        finally:
+            line.is_saving = False
+
+    def _trim_soon(self, logbook: LogBook, line: Line) -> None:
+        if (end := self._mine.pop(line.shard, None)) is not None:
+            self._tasks.spawn(self._trim(_detached(logbook), line, end))
+
+    async def _trim(self, logbook: LogBook, line: Line, end: End) -> None:
+        try:
+            await run(_checkpoints(self._queue, line.shard).trim(end, line.state.floor), logbook)
+            if line.state.last_fence:  # the last one stays: an empty tag would say that there never was one
+                await logbook.trim(line.state.last_fence, tag=records.fence_tag(self._queue, line.shard))
+            if len(self._lines) > 1:
+                await self._trim_feed(logbook, line)
+        except BokiError as error:
+            _log.warning("queue %s could not be trimmed, and will be after its next checkpoint: %s", self._queue, error)
+
+    async def _trim_feed(self, logbook: LogBook, line: Line) -> None:
+        """The feed can go below what every shard has done without; shards that are idle are brought up first."""
+        self._feed_bytes += SAVE_BYTES
+        lines = [other for other in self._lines if other.state.at]
+        if self._feed_bytes - self._brought_up_at > FEED_BYTES:
+            self._brought_up_at = self._feed_bytes
+            for other in lines:
+                if other.state.floor < line.state.floor and not other.is_saving:
+                    other.is_saving = True
+                    await self._bring_up(logbook, other)
+        await logbook.trim(min(other.state.floor for other in lines), tag=records.feed_tag(self._queue))
+
+    async def _bring_up(self, logbook: LogBook, line: Line) -> None:
+        """No process acts in that shard: what is too old to be remembered goes by an act that wants nothing."""
+        state = line.state
+        if len(state.ops) or next(state.takers.deliveries(), None) is not None:
+            try:
+                await logbook.append(records.encode(Act(line.shard, _NOBODY, state.at)), self._tags(line.shard))
+            except BokiError as error:
+                _log.warning("shard %d of queue %s could not be brought up: %s", line.shard, self._queue, error)
+        await self.save(logbook, line, self._feed_bytes - self._carried_at.get(line.shard, 0))
+
+    # Messages that linger
+
+    def _is_worth_carrying(self, line: Line, floor: int, fed_bytes: int) -> bool:
+        """Whether the stream between what lingers and what is new is long enough to be worth a copy."""
+        marks = line.state.marks
+        if not marks or floor >= marks[-1][1] or not (old := _old_spots(line)):
+            return False
+        before = next(bytes_before for _, seqnum, bytes_before in marks if seqnum >= floor)
+        between = marks[-1][2] + line.saved_bytes - before
+        return max(between, fed_bytes) >= max(SAVE_BYTES, CARRY_WORTH * sum(map(_size_bytes, old)))
+
+    async def _carry(self, logbook: LogBook, line: Line) -> None:
+        """Append messages again that stand before the last checkpoint."""
+        self._carried_at[line.shard] = self._feed_bytes
+        for some in records.runs(_old_spots(line), _size_bytes, CARRY_BYTES, CARRY_RECORDS):
+            spots = [spot for of_record in some for spot in of_record]
+            bodies = await self._bodies.fetch(logbook, [Delivery(spot, 0, 0, 0) for spot in spots])
+            found = [body if isinstance(body, tuple) else (LOST, b"") for body in bodies]
+            moved = list(zip(spots, found, strict=True))
+            for part in records.runs(moved, lambda one: len(one[1][1]), PART_BYTES):
+                forms = records.joined([form for _, (form, _) in part])
+                carry = Carry(line.shard, [spot.pos for spot, _ in part], forms, [body for _, (_, body) in part])
+                await logbook.append(records.encode(carry), self._tags(line.shard))
+
+    def _tags(self, shard: int) -> tuple[str, ...]:
+        return records.record_tags(self._queue, shard, len(self._lines))
+
+
+async def history(
+    logbook: LogBook, queue: str, shard: int, shards: int, start: int, stop: int
+) -> tuple[list[Segment], int]:
+    """The pushes in a part of the stream that was passed before, and from where on it is still there (0: all of it).
+
+    Without their bodies: all that is retained may be many times what a process has room for.
+    """
+    tag = records.stream_tag(queue, shard)
+    segments: list[Segment] = []
+    kept_from = 0
+    while start < stop:
+        page = await logbook.read(tag, start=start, stop=stop, limit=PAGE_RECORDS)
+        kept_from = max(kept_from, page.first_seqnum)
+        for record in page.records:
+            kind = sound(record)
+            if isinstance(kind, Push) and kind.shard == shard and belongs(kind, record.tags, queue, shards):
+                segments.append(Segment.of(record.seqnum, 0, record.time, kind))
+        if not page.records:
+            break
+        start = page.next_start
+    return segments, kept_from
+
+
+# Checkpoints, as a queue writes them
+
+
+class _Form:
+    """How a queue writes its checkpoints. See `boki.libs.fold.checkpoints.Format`."""
+
+    def __init__(self, shard: int, grown_bytes: int = 0) -> None:
+        self._shard = shard
+        self._grown_bytes = grown_bytes
+
+    def part(self, data: bytes) -> bytes:
+        return records.encode(records.Part(self._shard, data))
+
+    def end(self, end: End) -> bytes:
+        return records.encode(Saved(self._shard, end.covers, end.first, end.floor, self._grown_bytes))
+
+    def read(self, record: Record) -> Part | End | None:
+        match sound(record):
+            case Saved() as saved if saved.shard == self._shard:
+                return End(saved.covers, saved.first, saved.floor)
+            case records.Part() as part:
+                return Part(part.data)
+            case _:
+                return None
+
+
+def _checkpoints(queue: str, shard: int, grown_bytes: int = 0) -> Checkpoints[tuple[ShardState, int]]:
+    def restored(data: bytes, end: End) -> tuple[ShardState, int] | None:
+        snapshot = sound_snapshot(data, end.covers)
+        return None if snapshot is None else (ShardState.restored(shard, snapshot), snapshot.resume)
+
+    stream, tag = records.stream_tag(queue, shard), records.checkpoint_tag(queue, shard)
+    return Checkpoints(stream, tag, restored, _Form(shard, grown_bytes))
+
+
+async def newest_state(logbook: LogBook, queue: str, shard: int) -> tuple[ShardState, int]:
+    """The state of the newest checkpoint, an empty one if there is none, and where to read on."""
+    loaded = await run(_checkpoints(queue, shard).newest(), logbook)
+    return (ShardState(shard), 0) if loaded is None else loaded.state
+
+
+def _detached(logbook: LogBook) -> LogBook:
+    return logbook.session.logbook(logbook.name, detached=True)
+
+
+def _old_spots(line: Line) -> list[list[Spot]]:
+    """What lingers before the last checkpoint, by the record where it stands."""
+    newest = line.state.marks[-1][1]
+    found: dict[int, list[Spot]] = {}
+    for spot in sorted(line.state.lingering().values(), key=lambda spot: spot.place):
+        if spot.place[0] < newest:
+            found.setdefault(spot.place[0], []).append(spot)
+    return list(found.values())
+
+
+def _size_bytes(spots: list[Spot]) -> int:
+    """About how many bytes of their record these messages are. Each counts as the largest of its push, so there is a
+    bound: a record has no more than a message may have.
+    """
+    return min(sum(spot.size_bytes + _SPOT_BYTES for spot in spots), MAX_MESSAGE_BYTES)
