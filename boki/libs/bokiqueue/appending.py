@@ -51,10 +51,9 @@ from boki.libs.bokiqueue.messages import (
     encode_body,
     too_large_a_push,
 )
-from boki.libs.bokiqueue.operating import length, next_expiry_us
+from boki.libs.bokiqueue.operating import KnownSettings, length, next_expiry_us
 from boki.libs.bokiqueue.records import Done, Push, Settings, belongs, sound
 from boki.libs.bokiqueue.sessions import NEVER_US
-from boki.libs.bokiqueue.settings import KnownSettings
 from boki.libs.fold import outbox
 from boki.libs.fold.registry import Tasks
 from boki.libs.fold.retrying import uncertain

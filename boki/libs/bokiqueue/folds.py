@@ -21,9 +21,20 @@ from boki.libs.bokiqueue.callers import Bodies, Served, Wants
 from boki.libs.bokiqueue.groups import Delivery, Segment, Spot
 from boki.libs.bokiqueue.lines import Line, release
 from boki.libs.bokiqueue.messages import reshaped
-from boki.libs.bokiqueue.records import LOST, MAX_MESSAGE_BYTES, Act, Carry, Kind, Push, Saved, Setup, belongs, sound
+from boki.libs.bokiqueue.records import (
+    LOST,
+    MAX_MESSAGE_BYTES,
+    Act,
+    Carry,
+    Kind,
+    Push,
+    Saved,
+    Settings,
+    Setup,
+    belongs,
+    sound,
+)
 from boki.libs.bokiqueue.sessions import Given
-from boki.libs.bokiqueue.settings import newest_settings
 from boki.libs.bokiqueue.state import ShardState, sound_snapshot
 from boki.libs.fold.checkpoints import PART_BYTES, Checkpoints, End, Part
 from boki.libs.fold.follower import PAGE_RECORDS, Follower
@@ -330,6 +341,31 @@ async def history(
             break
         start = page.next_start
     return segments, kept_from
+
+
+async def newest_settings(logbook: LogBook, queue: str, *, fresh: bool = False) -> tuple[int, Settings | None, int]:
+    """The last record of the settings' tag, 0 if there is none; the queue's settings, None if there are none; and the
+    version of their record, which all who read the queue know.
+
+    The first settings of a queue say how many shards it has: records that say otherwise later are skipped.
+    `VersionTooNew`
+    """
+    tag = records.settings_tag(queue)
+    record, first = await asyncio.gather(logbook.check_tail(tag, fresh=fresh), logbook.read_next(tag))
+    last = 0 if record is None else record.seqnum
+    shards = 0
+    while first is not None and not shards and first.seqnum < last:
+        kind = sound(first)
+        shards = kind.settings.shards if isinstance(kind, Setup) else 0
+        first = None if shards else await logbook.read_next(tag, min_seqnum=first.next_seqnum)
+    while record is not None:
+        if records.is_newer(record.data):
+            records.decode(record.data)  # refuses the queue by name
+        kind = sound(record)
+        if isinstance(kind, Setup) and shards in (0, kind.settings.shards):
+            return last, kind.settings, record.data[0]
+        record = await logbook.read_prev(tag, max_seqnum=record.seqnum - 1)
+    return last, None, 0
 
 
 # Checkpoints, as a queue writes them

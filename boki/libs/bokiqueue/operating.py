@@ -1,26 +1,164 @@
-"""A queue as an operator sees it: figures, groups, dead letters, replay. Figures are pure; nothing is decided here."""
+"""A queue as an operator sees it: settings, figures, groups, dead letters. Figures are pure; nothing is decided here.
+
+Settings are found under their tag, trusted for a moment by a handle, and appended under a condition.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from boki import InvalidArgument, LogBook, NotFound, WrongType
+from boki import ConditionFailed, Expect, InvalidArgument, LogBook, NotFound
 from boki.libs.bokiqueue import records
 from boki.libs.bokiqueue.callers import Body, Lost
+from boki.libs.bokiqueue.folds import newest_settings
 from boki.libs.bokiqueue.following import Following
-from boki.libs.bokiqueue.groups import DEAD, LEASED, MAX_ASIDE, TAKE_BYTES, WAITING, Aside, Delivery, Group, Spot
+from boki.libs.bokiqueue.groups import (
+    DEAD,
+    LEASED,
+    MAX_ASIDE,
+    TAKE_BYTES,
+    UNTOUCHED,
+    WAITING,
+    Aside,
+    Delivery,
+    Group,
+    Spot,
+)
 from boki.libs.bokiqueue.lines import Line
-from boki.libs.bokiqueue.messages import DeadLetter, Message, shown
-from boki.libs.bokiqueue.records import BYTES, DropGroup, OpenGroup, Settle, Setup, sound
+from boki.libs.bokiqueue.messages import DeadLetter, Message, check_count, check_span, no_such_queue
+from boki.libs.bokiqueue.records import BYTES, MAX_SHARDS, DropGroup, OpenGroup, Settings, Settle, Setup, sound
 from boki.libs.bokiqueue.sessions import NEVER_US
 from boki.libs.bokiqueue.state import DEFAULT_GROUP, ShardState
 from boki.libs.fold.arguments import NAME
 
+SETTINGS_S: Final = 1.0  # for this long a handle trusts the settings that it has read
+MAX_MESSAGES: Final = 1_000_000_000
+MAX_TIME_S: Final = 1e11
+
 Place = tuple[int, int]
 """A shard, and a position in it."""
+
+
+# Settings
+
+
+class KnownSettings:
+    """The settings of one queue, as one handle has read them."""
+
+    def __init__(self, logbook: LogBook, name: str) -> None:
+        self.logbook, self.name = logbook, name
+        self._settings: Settings | None = None
+        self._seqnum = self.version = 0
+        self._read_at = 0.0
+
+    async def read(self, *, fresh: bool = False) -> Settings | None:
+        """The settings; None if there is no such queue. They may be a second old, unless they are `fresh`."""
+        if fresh or self.recent is None:
+            last, found, version = await newest_settings(self.logbook, self.name, fresh=fresh)
+            if found is None and not fresh:
+                last, found, version = await newest_settings(self.logbook, self.name, fresh=True)
+            self._know(found, last, version)
+        return self._settings
+
+    @property
+    def recent(self) -> Settings | None:
+        """The settings, if they were read lately."""
+        return self._settings if asyncio.get_running_loop().time() - self._read_at <= SETTINGS_S else None
+
+    async def opened(self, *, fresh: bool = False) -> Settings:
+        """The settings of a queue that is there. `NoSuchQueue`"""
+        settings = await self.read(fresh=fresh)
+        if settings is None:
+            raise no_such_queue(self.name, self.logbook.name)
+        return settings
+
+    def known(self) -> Settings:
+        """The settings that were read last."""
+        if self._settings is None:
+            raise InvalidArgument(f"queue {self.name!r} was not opened yet: await queue.create() first", field="queue")
+        return self._settings
+
+    def _know(self, settings: Settings | None, seqnum: int, version: int) -> None:
+        self._settings, self._seqnum, self.version = settings, seqnum, version
+        self._read_at = asyncio.get_running_loop().time()
+
+    def stands(self) -> Expect:
+        """The condition that the queue is there, as this handle knows it: its book may have been deleted meanwhile."""
+        return Expect(records.settings_tag(self.name), self._seqnum)
+
+    async def check_stands(self, shards: int) -> None:
+        """`NoSuchQueue` if it is gone, or another one by now; else `stands` is a condition that holds."""
+        if (await self.opened(fresh=True)).shards != shards:
+            raise no_such_queue(self.name, self.logbook.name)
+
+    async def create(self, settings: Settings) -> Settings:
+        """Have these settings if there are none; those that the queue has."""
+        known = await self.read()
+        while known is None:
+            with suppress(ConditionFailed):  # another process has just created it
+                return await self._append(settings, is_first=True)
+            known = await self.read(fresh=True)
+        if settings.shards not in (1, known.shards):
+            raise InvalidArgument(
+                f"queue {self.name!r} was created with {known.shards} shard{'' if known.shards == 1 else 's'} and the "
+                "number cannot change: create another queue",
+                field="shards",
+            )
+        return known
+
+    async def change(self, max_deliveries: int | None, max_length: int | None, retain_s: float | None) -> Settings:
+        """Change what is given. If that is nothing, nothing is appended."""
+        while True:
+            old = await self.opened(fresh=True)
+            settings = settings_of(
+                old.shards,
+                old.max_deliveries if max_deliveries is None else max_deliveries,
+                old.max_length if max_length is None else max_length,
+                old.retain_us / 1e6 if retain_s is None else retain_s,
+            )
+            if settings == old:
+                return old
+            with suppress(ConditionFailed):
+                return await self._append(settings)
+
+    async def modernise(self, settings: Settings) -> Settings:
+        """The settings, in a record that readers refuse that do not know what stands under standing takes."""
+        with suppress(ConditionFailed):  # another process was quicker
+            return await self._append(settings)
+        return await self.opened(fresh=True)
+
+    async def _append(self, settings: Settings, *, is_first: bool = False) -> Settings:
+        name, tag = self.name, records.settings_tag(self.name)
+        group: list[tuple[bytes, tuple[str, ...]]] = [
+            (records.encode(Setup(shard, settings, is_first)), records.record_tags(name, shard, settings.shards))
+            for shard in range(settings.shards)
+        ]
+        if is_first and settings.shards == 1:  # a process that still follows several shards must come to this
+            group[0] = (group[0][0], (*group[0][1], records.feed_tag(name)))
+        queues = records.QUEUES_TAG
+        group.append((records.encode(Setup(0, settings)), (tag, f"{queues}:{name}", queues)))
+        seqnums = await self.logbook.append_many(group, when=self.stands())
+        self._know(settings, seqnums[-1], records.VERSION)
+        return settings
+
+
+def settings_of(shards: int, max_deliveries: int, max_length: int, retain_s: float) -> Settings:
+    """Settings that were asked for."""
+    return Settings(
+        check_count(shards, "shards", MAX_SHARDS),
+        check_count(max_deliveries, "max_deliveries", 1_000, least=0),
+        check_count(max_length, "max_length", MAX_MESSAGES, least=0),
+        check_span(retain_s, "retain_s"),
+    )
+
+
+# Figures
 
 
 class GroupStats(msgspec.Struct, frozen=True):
@@ -44,6 +182,35 @@ class GroupStats(msgspec.Struct, frozen=True):
     unconfirmed: int = 0
 
 
+class _Left(NamedTuple):
+    """Messages that a group has not done, which were pushed at one time and are in one condition (see `groups`)."""
+
+    messages: int
+    time_us: int
+    expires_us: int
+    status: int
+
+    def has_expired(self, now_us: int) -> bool:
+        """Whether no take gives any of them any more: their time is over, and they are not leased."""
+        return self.status not in (LEASED, DEAD) and 0 < self.expires_us <= now_us
+
+
+def _left(state: ShardState, name: str) -> Iterator[_Left]:
+    """What the group has not done. All that is untouched counts as pushed with the first of it, unless pushes of the
+    queue expire: then all are looked at, which takes long in a long queue.
+    """
+    backlog, group = state.backlog, state.groups.get(name)
+    cursor = backlog.first_pos if group is None else group.cursor
+    if backlog.may_expire:
+        for one in backlog.segments():
+            if (count := one.first + one.count - max(cursor, one.first)) > 0:
+                yield _Left(count, one.time_us, one.expires_us, UNTOUCHED)
+    elif (first := backlog.find(cursor)) is not None:
+        yield _Left(backlog.next_pos - cursor, first.time_us, 0, UNTOUCHED)
+    for aside in () if group is None else group.aside.values():
+        yield _Left(1, aside.spot.time_us, aside.spot.expires_us, aside.status)
+
+
 def depth(state: ShardState, name: str) -> int:
     """Messages that the group has not done, without dead letters; of a group that is not there, all."""
     group = state.groups.get(name)
@@ -54,67 +221,40 @@ def depth(state: ShardState, name: str) -> int:
 
 def length(state: ShardState, now_us: int = 0) -> int:
     """Messages that some group has not done: what the maximum length bounds. With a time, those that live then."""
-    return max(depth(state, name) - expired(state, name, now_us) for name in state.groups or (DEFAULT_GROUP,))
-
-
-def expired(state: ShardState, name: str, now_us: int) -> int:
-    """How many of them have expired by then and were not come to yet; of a queue with ages all are looked at."""
+    names = state.groups or (DEFAULT_GROUP,)
     if not now_us:
-        return 0
-    group = state.groups.get(name)
-    cursor = state.backlog.first_pos if group is None else group.cursor
-    untouched = sum(
-        segment.first + segment.count - max(cursor, segment.first)
-        for segment in (state.backlog.segments() if state.backlog.may_expire else ())
-        if segment.has_expired(now_us) and segment.first + segment.count > cursor
+        return max(depth(state, name) for name in names)
+    return max(
+        sum(one.messages for one in _left(state, name) if one.status != DEAD and not one.has_expired(now_us))
+        for name in names
     )
-    asides = () if group is None else group.aside.values()
-    return untouched + sum(aside.has_expired(now_us) for aside in asides)
-
-
-def oldest_us(state: ShardState, name: str, now_us: int) -> int:
-    """When the oldest message was pushed that the group has not done; 0 if there is none.
-
-    Dead letters do not count, nor what has expired by then.
-    """
-    group = state.groups.get(name)
-    asides = () if group is None else group.aside.values()
-    oldest = [aside.spot.time_us for aside in asides if aside.status != DEAD and not aside.has_expired(now_us)]
-    cursor = state.backlog.first_pos if group is None else group.cursor
-    segment = state.backlog.find(cursor)
-    if segment is not None and segment.has_expired(now_us):
-        live = (one for one in state.backlog.segments() if one.first >= cursor and not one.has_expired(now_us))
-        segment = next(live, None)
-    return min([*oldest, segment.time_us] if segment is not None else oldest, default=0)
 
 
 def next_expiry_us(state: ShardState, now_us: int) -> int:
     """When the next message expires that some group has still to take; in the far future if none does."""
-    untouched = (segment.expires_us for segment in (state.backlog.segments() if state.backlog.may_expire else ()))
-    asides = (
-        aside.spot.expires_us
-        for group in state.groups.values()
-        for aside in group.aside.values()
-        if aside.status not in (LEASED, DEAD)
-    )
-    return min((due_us for dues in (untouched, asides) for due_us in dues if due_us > now_us), default=NEVER_US)
+    left = (one for name in state.groups or (DEFAULT_GROUP,) for one in _left(state, name))
+    later = (one.expires_us for one in left if one.expires_us > now_us and one.status not in (LEASED, DEAD))
+    return min(later, default=NEVER_US)
 
 
 def group_stats(name: str, states: list[ShardState], now_us: int) -> GroupStats:
     """The group's figures over all shards."""
     groups = [state.groups[name] for state in states if name in state.groups]
-    oldest = [time_us for state in states if (time_us := oldest_us(state, name, now_us))]
-    expired_now = sum(expired(state, name, now_us) for state in states)
-    delayed = [one for group in groups for one in group.aside.values() if one.status == WAITING]
+    left = [one for state in states for one in _left(state, name)]
+    live = [one for one in left if not one.has_expired(now_us)]
+    oldest_us = min((one.time_us for one in live if one.status != DEAD), default=now_us)
+    counts: Counter[int] = Counter()
+    for one in live:
+        counts[one.status] += one.messages
     return GroupStats(
         name,
-        sum(depth(state, name) for state in states) - expired_now,
-        sum(group.count(LEASED) for group in groups),
-        sum(not one.has_expired(now_us) for one in delayed),
-        sum(group.count(DEAD) for group in groups),
-        round(max(0, now_us - min(oldest, default=now_us)) / 1e6, 3),
+        counts.total() - counts[DEAD],
+        counts[LEASED],
+        counts[WAITING],
+        counts[DEAD],
+        round(max(0, now_us - oldest_us) / 1e6, 3),
         sum(group.done_count for group in groups),
-        sum(group.expired_count for group in groups) + expired_now,
+        sum(group.expired_count for group in groups) + sum(one.messages for one in left) - counts.total(),
         round(sum(group.rate.per_s(now_us) for group in groups), 3),
         any(len(group.aside) >= MAX_ASIDE for group in groups),
         sum(state.standing.unheard_pops(name) for state in states),
@@ -269,16 +409,5 @@ def start_of(start: object, start_time_s: object) -> tuple[int, int]:
     seqnum = {"earliest": 0, "now": records.NOW}[start] if isinstance(start, str) else start
     if type(seqnum) is not int or seqnum < 0 or seqnum > records.NOW:
         raise InvalidArgument(f"start must be a seqnum, not {start!r:.60}", field="start")
-    return seqnum, 0 if start_time_s is None else _time_us(start_time_s)
-
-
-def _time_us(time_s: object) -> int:
-    if isinstance(time_s, bool) or not isinstance(time_s, (int, float)):
-        raise WrongType(
-            f"start_time_s must be seconds since the epoch, not {type(time_s).__name__}", field="start_time_s"
-        )
-    if not 0 <= time_s < 1e11:
-        raise InvalidArgument(
-            f"start_time_s must be seconds since the epoch, not {shown(time_s)}", field="start_time_s"
-        )
-    return round(time_s * 1e6)
+    time_us = 0 if start_time_s is None else check_span(start_time_s, "start_time_s", most_s=MAX_TIME_S)
+    return seqnum, time_us

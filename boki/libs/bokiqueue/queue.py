@@ -43,7 +43,7 @@ from boki.libs.bokiqueue.messages import (
     no_such_group,
     parse_handle,
 )
-from boki.libs.bokiqueue.operating import QueueStats, append_to_all
+from boki.libs.bokiqueue.operating import KnownSettings, QueueStats, append_to_all, settings_of
 from boki.libs.bokiqueue.records import (
     ACK,
     BURY,
@@ -58,7 +58,6 @@ from boki.libs.bokiqueue.records import (
     Settings,
     Settle,
 )
-from boki.libs.bokiqueue.settings import KnownSettings, settings_of
 from boki.libs.bokiqueue.state import DEFAULT_GROUP, MAX_GROUPS
 from boki.libs.fold import outbox
 

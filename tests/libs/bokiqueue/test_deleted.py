@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from boki.libs.bokiqueue import LeaseLost, NoSuchQueue, Queue, settings
+from boki.libs.bokiqueue import LeaseLost, NoSuchQueue, Queue, operating
 from boki.testing.memory_port import MemoryPort
 from tests.libs.bokiqueue.running import asynchronous
 from tests.libs.bokiqueue.test_crashes import Process, drain
@@ -41,7 +41,7 @@ async def test_a_push_makes_the_queue_anew_and_is_taken_by_others(options: dict[
 @asynchronous
 async def test_all_else_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """As soon as a handle looks at its settings again."""
-    monkeypatch.setattr(settings, "SETTINGS_S", -1.0)
+    monkeypatch.setattr(operating, "SETTINGS_S", -1.0)
     port = MemoryPort()
     kept = handle(port)
     await kept.push("before")
