@@ -104,53 +104,6 @@ def placed(
     return found
 
 
-class Gathering:
-    """Single pushes of one turn of the event loop, as one record: it is written, read and folded once.
-
-    Each caller waits for a future of its own, and hears of errors and of its deadline alone.
-    """
-
-    def __init__(self, logbook: LogBook, tags: tuple[str, ...], shard: int, stands: Expect) -> None:
-        self._logbook = logbook.session.logbook(logbook.name, detached=True)
-        self._tags, self._shard, self._stands = tags, shard, stands
-        self._pushes: list[_Gathered] = []
-
-    def add(self, session: LogSession, body: tuple[int, bytes], key: str) -> Future[str]:
-        """The id of the message, once it is durable. `key`: its group key."""
-        timeout_s = session.caller.deadline.timeout_s()
-        future: Future[str] = asyncio.get_running_loop().create_future()
-        self._pushes.append(_Gathered(future, session, *body, key))
-        if timeout_s < _APPEND_S:
-            late = DeadlineExceeded("the push was not acknowledged in time: it may be durable", outcome="unknown")
-            timer = asyncio.get_running_loop().call_later(timeout_s, finish, future, None, late)
-            future.add_done_callback(lambda _: timer.cancel())
-        return future
-
-    async def append(self) -> None:
-        """Append what has gathered, of callers that still wait."""
-        left = [one for one in self._pushes if not one.future.done()]
-        runs = list(records.runs(left, lambda one: len(one.body) + 8, RECORD_BYTES))
-        for some in runs[1:]:
-            _TASKS.spawn(self._append(some))
-        if runs:
-            await self._append(runs[0])
-
-    async def _append(self, some: list[_Gathered]) -> None:
-        keys, forms = [one.key for one in some], records.joined([one.form for one in some])
-        push = Push(self._shard, forms, [one.body for one in some], keys=keys if any(keys) else [])
-        try:
-            seqnum = await self._logbook.append(records.encode(push), self._tags, when=self._stands)
-        except Exception as error:  # noqa: BLE001 - whatever it is, those who push must hear of it
-            told = error if isinstance(error, BokiError) else BokiError(f"a push failed: {error!r}", outcome="unknown")
-            for one in some:
-                finish(one.future, None, told)
-            return
-        for session in {one.session for one in some}:
-            session.saw(self._logbook.session)
-        for index, one in enumerate(some):
-            finish(one.future, f"{seqnum}-{index}")
-
-
 class _Gathered(NamedTuple):
     future: Future[str]
     session: LogSession
@@ -159,39 +112,84 @@ class _Gathered(NamedTuple):
     key: str
 
 
-class Gatherings(dict[tuple[str, str, int, Expect], Gathering]):
-    """The next record of pushes over one connection to the log: by book, queue, shard and settings.
+class Gathering:
+    """Single pushes to a shard of one turn of the event loop, as one record: it is written, read and folded once.
 
     While a record is on its way the next one gathers, for `HOLD_S` at most. A record costs the log the same with one
-    message as with many, so a busy cluster answers sooner if it is asked less often.
+    message as with many, so a busy cluster answers sooner if it is asked less often. Each caller waits for a future of
+    its own, and hears of errors and of its deadline alone.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._under_way: dict[tuple[str, str, int, Expect], asyncio.Task[Any] | None] = {}
+    def __init__(self, tags: tuple[str, ...], shard: int, stands: Expect) -> None:
+        self._tags, self._shard, self._stands = tags, shard, stands
+        self._pushes: list[_Gathered] = []
+        self._under_way: asyncio.Task[Any] | None = None
 
-    async def append(self, key: tuple[str, str, int, Expect]) -> None:
-        """As a task, this runs when all that is ready in this turn has run: then the next ones gather."""
-        if (before := self._under_way.get(key)) is not None:
-            await asyncio.wait([before], timeout=HOLD_S)
-        this = self._under_way[key] = asyncio.current_task()
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing gathers, and nothing is on its way."""
+        return not self._pushes and self._under_way is None
+
+    def add(self, logbook: LogBook, body: tuple[int, bytes], key: str) -> Future[str]:
+        """The id of the message, once it is durable. `key`: its group key."""
+        timeout_s = logbook.session.caller.deadline.timeout_s()
+        loop = asyncio.get_running_loop()
+        future: Future[str] = loop.create_future()
+        if not self._pushes:
+            _TASKS.spawn(self._append_all(logbook.session.logbook(logbook.name, detached=True)))
+        self._pushes.append(_Gathered(future, logbook.session, *body, key))
+        if timeout_s < _APPEND_S:
+            late = DeadlineExceeded("the push was not acknowledged in time: it may be durable", outcome="unknown")
+            timer = loop.call_later(timeout_s, finish, future, None, late)
+            future.add_done_callback(lambda _: timer.cancel())
+        return future
+
+    async def _append_all(self, logbook: LogBook) -> None:
+        """Append what has gathered, of callers that still wait. As a task, this runs when all that is ready in this
+        turn has run.
+        """
+        if self._under_way is not None:
+            await asyncio.wait([self._under_way], timeout=HOLD_S)
+        this = self._under_way = asyncio.current_task()
+        left = [one for one in self._pushes if not one.future.done()]
+        self._pushes = []
+        runs = list(records.runs(left, lambda one: len(one.body) + 8, RECORD_BYTES))
+        for some in runs[1:]:
+            _TASKS.spawn(self._append(logbook, some))
+        if runs:
+            await self._append(logbook, runs[0])
+        if self._under_way is this:
+            self._under_way = None
+
+    async def _append(self, logbook: LogBook, some: list[_Gathered]) -> None:
+        keys, forms = [one.key for one in some], records.joined([one.form for one in some])
+        push = Push(self._shard, forms, [one.body for one in some], keys=keys if any(keys) else [])
         try:
-            await self.pop(key).append()
-        finally:
-            if self._under_way.get(key) is this:
-                del self._under_way[key]
+            seqnum = await logbook.append(records.encode(push), self._tags, when=self._stands)
+        except Exception as error:  # noqa: BLE001 - whatever it is, those who push must hear of it
+            told = error if isinstance(error, BokiError) else BokiError(f"a push failed: {error!r}", outcome="unknown")
+            for one in some:
+                finish(one.future, None, told)
+            return
+        for session in {one.session for one in some}:
+            session.saw(logbook.session)
+        for index, one in enumerate(some):
+            finish(one.future, f"{seqnum}-{index}")
+
+
+class Gatherings(dict[tuple[str, str, int, Expect], Gathering]):
+    """What gathers over one connection to the log: by book, queue, shard and settings."""
 
 
 def push_soon(known: KnownSettings, settings: Settings, shard: int, body: tuple[int, bytes], key: str) -> Future[str]:
     """Push a message with all that is pushed in this turn of the loop: its id. `key`: its group key."""
     logbook, stands = known.logbook, known.stands()
     gatherings, place = logbook.session.shared(Gatherings), (logbook.name, known.name, shard, stands)
-    found = gatherings.get(place)
-    if found is None:
-        tags = records.record_tags(known.name, shard, settings.shards)
-        found = gatherings[place] = Gathering(logbook, tags, shard, stands)
-        _TASKS.spawn(gatherings.append(place))
-    return found.add(logbook.session, body, key)
+    if place not in gatherings:
+        for idle in [other for other, one in gatherings.items() if one.is_idle]:
+            del gatherings[idle]
+        gatherings[place] = Gathering(records.record_tags(known.name, shard, settings.shards), shard, stands)
+    return gatherings[place].add(logbook, body, key)
 
 
 async def push_all(

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Final
 
 import msgspec
@@ -106,41 +107,92 @@ class Work:
         return self.info.book or self.info.name, self.consumes.queue, self.consumes.group, message.id
 
 
+class Stage(Enum):
+    """What a place is doing."""
+
+    HELD = "held"
+    """The place whose place it takes has not ended yet."""
+    CLOSED = "closed"
+    """Its queue, or its group, may not be there: it is about to have them."""
+    IDLE = "idle"
+    """It waits for messages or for a suspect's turn, or pauses: it can end at once."""
+    BUSY = "busy"
+    """It has messages to call the function with."""
+    LEAVING = "leaving"
+    """It ends after what it has begun, or after the place before it."""
+    ENDED = "ended"
+
+
+class Event(Enum):
+    """What moves a place through its life."""
+
+    FREED = "freed"
+    """The place before it has ended."""
+    OPENED = "opened"
+    TAKEN = "taken"
+    REST = "rest"
+    """Its messages are settled, or something failed."""
+    LOST = "lost"
+    """The queue or the group is not there."""
+    LEAVE = "leave"
+    """The gateway stops, or the function was changed or has gone."""
+    END = "end"
+
+
+NEXT: Final[dict[tuple[Stage, Event], Stage]] = {
+    (Stage.HELD, Event.FREED): Stage.CLOSED,
+    # not at once: of what comes after it no more may begin than have ended
+    (Stage.HELD, Event.LEAVE): Stage.LEAVING,
+    (Stage.CLOSED, Event.OPENED): Stage.IDLE,
+    (Stage.IDLE, Event.TAKEN): Stage.BUSY,
+    (Stage.BUSY, Event.REST): Stage.IDLE,
+    (Stage.BUSY, Event.LEAVE): Stage.LEAVING,
+    **{(stage, Event.LEAVE): Stage.ENDED for stage in (Stage.CLOSED, Stage.IDLE)},
+    **{(stage, Event.LOST): Stage.CLOSED for stage in (Stage.CLOSED, Stage.IDLE, Stage.BUSY)},
+    **{(stage, Event.REST): stage for stage in (Stage.CLOSED, Stage.IDLE, Stage.LEAVING)},
+    **{(Stage.LEAVING, event): Stage.LEAVING for event in (Event.FREED, Event.LOST)},
+    (Stage.LEAVING, Event.END): Stage.ENDED,
+}
+
+
 class Place:
     """One place. It begins when `before`, whose place it takes, has ended."""
 
     def __init__(self, work: Work, before: asyncio.Task[None] | None = None) -> None:
         self._work = work
-        self._before = before
-        self._is_leaving = False
-        self._is_idle = False
-        self._is_open = False
-        self.task = asyncio.get_running_loop().create_task(self._serve())
+        self.stage = Stage.HELD
+        self.task = asyncio.get_running_loop().create_task(self._serve(before))
+
+    def move(self, event: Event) -> None:
+        """Go where the table says."""
+        assert (self.stage, event) in NEXT, f"a place that is {self.stage.value} has no {event.value}"
+        self.stage = NEXT[self.stage, event]
+
+    @property
+    def _is_leaving(self) -> bool:
+        return self.stage is Stage.LEAVING
 
     def leave(self) -> None:
         """Take nothing more: at once if no call is under way, else after it."""
-        self._is_leaving = True
-        if self._is_idle:
+        self.move(Event.LEAVE)
+        if self.stage is Stage.ENDED:
             self.task.cancel()
 
-    async def _serve(self) -> None:
+    async def _serve(self, before: asyncio.Task[None] | None) -> None:
         """Messages, a call, and so on."""
-        work = self._work
-        name, queue = work.info.name, work.consumes.queue
-        if self._before is not None:
-            await asyncio.wait([self._before])
-            self._before = None
+        name, queue = self._work.info.name, self._work.consumes.queue
+        if before is not None:
+            await asyncio.wait([before])
+        self.move(Event.FREED)
         while not self._is_leaving:
             try:
-                self._is_idle = True
-                messages = await self._take()
-                self._is_idle = False
-                if messages:
+                if messages := await self._take():
+                    self.move(Event.TAKEN)
                     await self._call_with_all(messages)
+                    self.move(Event.REST)
             except NotFound as error:
                 _log.warning("%s: %s; it is made again", name, error)  # dropped, by whoever
-                self._is_open = False
-                await self._pause()
+                await self._pause(Event.LOST)
             except BokiError as error:
                 level = logging.DEBUG if error.retryable else logging.WARNING
                 _log.log(level, "%s cannot consume %s now: %s", name, queue, error)
@@ -148,19 +200,20 @@ class Place:
             except Exception:  # noqa: BLE001  # whatever it is, the place continues
                 _log.exception("%s cannot consume %s now, and tries again", name, queue)
                 await self._pause()
+        self.move(Event.END)
 
     async def _take(self) -> list[Message[Any]]:
         queue, consumes = self._work.queue, self._work.consumes
-        if not self._is_open:
+        if self.stage is Stage.CLOSED:
             await queue.create()
             if consumes.group:
                 await queue.create_group(consumes.group)
-            self._is_open = True
+            self.move(Event.OPENED)
         return await queue.lease_many(max(consumes.batch, 1), self._work.lease_s, wait_s=WAIT_S)
 
-    async def _pause(self) -> None:
+    async def _pause(self, event: Event = Event.REST) -> None:
+        self.move(event)
         if not self._is_leaving:
-            self._is_idle = True
             await asyncio.sleep(PAUSE_S)
 
     # Calls
@@ -219,7 +272,7 @@ class Place:
                 await self._call(calls.pop(0))
             return True
         await self._release(_all(calls))
-        self._is_idle = True
+        self.move(Event.REST)
         if not self._is_leaving:
             async with turn:
                 pass
@@ -250,7 +303,8 @@ class Place:
             return
         if failure.outcome == "not_applied" and failure.retryable:
             await self._release(messages)
-            await self._rest()
+            if not self._is_leaving:
+                await asyncio.sleep(PAUSE_S)  # others may still be to be given back
             return
         if work.suspects.excuse(names, failure):
             self._say_failed(messages, "which does not count", failure)
@@ -289,11 +343,6 @@ class Place:
                 "`boki queue redrive` lets it be delivered again",
                 *(one.id, queue.name, one.deliveries, reason, queue.logbook.name, queue.name, option),
             )
-
-    async def _rest(self) -> None:
-        """After a call that could not be made: others may still be to be given back."""
-        if not self._is_leaving:
-            await asyncio.sleep(PAUSE_S)
 
 
 def ids_text(messages: list[Message[Any]]) -> str:
@@ -422,9 +471,9 @@ class Consumers(Collector):
     def _begin(self, name: str, info: FunctionInfo, consumes: Consumption) -> None:
         settled = self._settled.setdefault(name, Counter())
         work = Work(info, consumes, self._queue(info, consumes), self._gateway, self._suspects, settled)
-        old = [place.task for place in self._leaving.get(name, ()) if not place.task.done()]
-        old.sort(key=asyncio.Task.cancelling)  # those with a call first: the others are as good as gone
-        before = [*old, *[None] * consumes.concurrency][: consumes.concurrency]
+        old = [place for place in self._leaving.get(name, ()) if not place.task.done()]
+        old.sort(key=lambda place: place.stage is Stage.ENDED)  # those with a call first: the others are about to go
+        before = [*(place.task for place in old), *[None] * consumes.concurrency][: consumes.concurrency]
         self._places[name] = (info, [Place(work, one) for one in before])
 
     def _end(self, name: str) -> None:
