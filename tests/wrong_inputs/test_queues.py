@@ -32,11 +32,17 @@ ROWS: dict[str, tuple[Callable[[Queue[Any]], Awaitable[Any]], str]] = {
     "B31 several": (lambda queue: queue.push_many(["a", "x" * 2_000_000]), LARGE.format(2_000_000)),
     "B31 not JSON": (
         lambda queue: queue.push({1, object}),
-        "a message must be bytes, text or what JSON can say, not set: Encoding objects of type type is unsupported",
+        (
+            "a message must be bytes, text or what JSON can say, not set: the body cannot be written "
+            "as JSON: it holds an object of type type: make it text, a number, a list, a dict or a dataclass"
+        ),
     ),
     "B31 NaN": (
         lambda queue: queue.push(float("nan")),
-        "a message must be bytes, text or what JSON can say, not float: JSON has no NaN and no infinity",
+        (
+            "a message must be bytes, text or what JSON can say, not float: the body is NaN, which JSON cannot say: "
+            "pass None or a string"
+        ),
     ),
     "B35": (lambda queue: queue.stats(), "there is no queue 'jobz' in book 'test': push to it, or create it"),
     "redrive": (

@@ -275,6 +275,9 @@ def _encode_model(value: Any) -> Any:
     raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
 
 
+_encode: Final = msgspec.json.Encoder(enc_hook=_encode_model).encode
+
+
 def is_json(data: bytes | str) -> bool:
     """Whether this is a JSON document."""
     try:
@@ -287,7 +290,7 @@ def is_json(data: bytes | str) -> bool:
 def _written(value: Any, what: str) -> bytes:
     """The value as JSON. `InvalidArgument` says why there is none."""
     try:
-        data = msgspec.json.encode(value, enc_hook=_encode_model)
+        data = _encode(value)
     except _UNWRITABLE as error:
         raise _unwritable(what, error) from None
     if b"null" in data:  # which also stands for what JSON cannot say

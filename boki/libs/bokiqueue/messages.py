@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from math import isfinite
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar
 
 import msgspec
 
 from boki import BokiError, InvalidArgument, NotFound, Overloaded, TooLarge, WrongType
+from boki.extending import encode_any
 from boki.libs.bokiqueue.groups import Delivery
 from boki.libs.bokiqueue.records import BYTES, JSON, MAX_BATCH, MAX_MESSAGE_BYTES, TEXT, Settings
 from boki.libs.fold import arguments
@@ -32,7 +32,9 @@ MAX_DELAY_S: Final = arguments.MAX_SECONDS
 """A message may be delayed by a year, and live or be leased for as long. So may a logged call."""
 MAX_KEY_CHARS: Final = arguments.MAX_KEY_CHARS
 _NAMED: Final = 10
-_encode_json: Final = msgspec.json.Encoder().encode
+ENCODINGS: Final[tuple[Literal["bytes", "text", "json"], ...]] = ("bytes", "text", "json")
+"""What the forms of bodies are called elsewhere."""
+_FORMS: Final[dict[str, int]] = {name: form for form, name in enumerate(ENCODINGS)}
 
 __all__ = ["check_key", "check_span", "shown"]
 
@@ -182,38 +184,14 @@ def parse_handle(handle: object) -> tuple[int, int]:
 
 def encode_body(value: object) -> tuple[int, bytes]:
     """A value as a body, and the form that it has: bytes and text as they are, all else as JSON."""
-    form, body = _encoded(value)
-    return form, arguments.check_size(body, "body", MAX_MESSAGE_BYTES, "a message", "push a reference to it")
-
-
-def _encoded(value: object) -> tuple[int, bytes]:
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return BYTES, bytes(value)
     try:
-        if isinstance(value, str):
-            return TEXT, value.encode()
-        body = _encode_json(value)
-        if b"null" in body and not _is_finite(msgspec.to_builtins(value)):
-            raise ValueError("JSON has no NaN and no infinity")
-        return JSON, body
-    except (TypeError, ValueError, RecursionError) as error:
+        payload = encode_any(value, "body")
+    except InvalidArgument as error:
         raise WrongType(
             f"a message must be bytes, text or what JSON can say, not {type(value).__name__}: {error}", field="body"
         ) from None
-
-
-def _is_finite(value: object) -> bool:
-    """Whether all numbers in what JSON can say are finite: else they would become null without a word."""
-    parts = [value]
-    while parts:
-        part = parts.pop()
-        if isinstance(part, float) and not isfinite(part):
-            return False
-        if isinstance(part, dict):
-            parts += part.values()
-        elif isinstance(part, (list, tuple, set, frozenset)):
-            parts += part
-    return True
+    body = arguments.check_size(payload.data, "body", MAX_MESSAGE_BYTES, "a message", "push a reference to it")
+    return _FORMS[payload.encoding], body
 
 
 def decode_body(form: int, data: bytes, kind: Any) -> Any:

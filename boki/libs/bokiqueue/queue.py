@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 from zlib import crc32
 
 from boki import (
@@ -44,28 +44,12 @@ from boki.libs.bokiqueue.messages import (
     parse_handle,
 )
 from boki.libs.bokiqueue.operating import KnownSettings, QueueStats, append_to_all, settings_of
-from boki.libs.bokiqueue.records import (
-    ACK,
-    BURY,
-    BYTES,
-    EXTEND,
-    NACK,
-    PURGE,
-    REDRIVE,
-    RELEASE,
-    DropGroup,
-    OpenGroup,
-    Settings,
-    Settle,
-)
 from boki.libs.bokiqueue.state import DEFAULT_GROUP, MAX_GROUPS
 from boki.libs.fold import outbox
 
 T = TypeVar("T")
 
 _log = logging.getLogger("boki.queue")
-
-_TRIES: Final = 20
 
 
 class Queue(Generic[T]):
@@ -86,7 +70,7 @@ class Queue(Generic[T]):
 
     async def create(
         self, *, shards: int = 1, max_deliveries: int = 10, max_length: int = 0, retain_s: float = 0
-    ) -> Settings:
+    ) -> records.Settings:
         """Have a queue of that name, with these settings if there was none; the settings that it has.
 
         `shards`: how many parts it has, each in order, forever. `max_deliveries`: a message that was leased so often
@@ -98,14 +82,14 @@ class Queue(Generic[T]):
 
     async def configure(
         self, *, max_deliveries: int | None = None, max_length: int | None = None, retain_s: float | None = None
-    ) -> Settings:
+    ) -> records.Settings:
         """Change what is given; see `create`. Processes that only push notice it within a second.
 
         If nothing is changed nothing is appended.
         """
         return await self.known.change(max_deliveries, max_length, retain_s)
 
-    async def read_settings(self, *, fresh: bool = False) -> Settings | None:
+    async def read_settings(self, *, fresh: bool = False) -> records.Settings | None:
         """The queue's settings; None if there is no such queue. They may be a second old, unless they are `fresh`."""
         return await self.known.read(fresh=fresh)
 
@@ -123,7 +107,7 @@ class Queue(Generic[T]):
         """The queue in this process. `NoSuchQueue`"""
         return self._shared(await self.known.opened())
 
-    def _shared(self, settings: Settings) -> Following:
+    def _shared(self, settings: records.Settings) -> Following:
         return following(self.logbook, self.name, settings.shards)
 
     # Pushing
@@ -300,7 +284,7 @@ class Queue(Generic[T]):
             )
         return found
 
-    def _message(self, shard: int, delivery: Delivery, form: int = BYTES, data: bytes = b"") -> Message[T]:
+    def _message(self, shard: int, delivery: Delivery, form: int = records.BYTES, data: bytes = b"") -> Message[T]:
         return Message(self.name, shard, self.group, delivery, form, data, self.kind)
 
     async def _enter_group(self, shared: Following) -> None:
@@ -316,7 +300,7 @@ class Queue(Generic[T]):
                 return
             if self.group != DEFAULT_GROUP:
                 raise no_such_group(self.name, self.group)
-            await append_to_all(self.logbook, shared, lambda shard: OpenGroup(shard, DEFAULT_GROUP))
+            await append_to_all(self.logbook, shared, lambda shard: records.OpenGroup(shard, DEFAULT_GROUP))
 
     # Settling
 
@@ -324,23 +308,23 @@ class Queue(Generic[T]):
         """The messages are done. `LeaseLost` if some are not leased any more: its `receipts` name them, and all others
         are done. So do all that settle.
         """
-        await self._settle(ACK, messages)
+        await self._settle(records.ACK, messages)
 
     async def nack(self, *messages: Message[Any] | str, delay_s: float = 0, reason: str = "") -> None:
         """The messages failed: they come back after `delay_s`, or become dead letters if that was too often."""
-        await self._settle(NACK, messages, check_span(delay_s, "delay_s"), check_reason(reason))
+        await self._settle(records.NACK, messages, check_span(delay_s, "delay_s"), check_reason(reason))
 
     async def bury(self, *messages: Message[Any] | str, reason: str) -> None:
         """The messages become dead letters at once."""
-        await self._settle(BURY, messages, 0, check_reason(reason))
+        await self._settle(records.BURY, messages, 0, check_reason(reason))
 
     async def extend(self, *messages: Message[Any] | str, lease_s: float = 30) -> None:
         """The leases run out `lease_s` from now."""
-        await self._settle(EXTEND, messages, check_span(lease_s, "lease_s", least_s=0.001))
+        await self._settle(records.EXTEND, messages, check_span(lease_s, "lease_s", least_s=0.001))
 
     async def release(self, *messages: Message[Any] | str) -> None:
         """The messages can be taken again at once, as if they had not been."""
-        await self._settle(RELEASE, messages)
+        await self._settle(records.RELEASE, messages)
 
     async def _settle(
         self, verb: int, messages: Sequence[Message[Any] | str], span_us: int = 0, reason: str = ""
@@ -350,11 +334,11 @@ class Queue(Generic[T]):
         for message, (shard, _, _) in zip(messages, handles, strict=True):
             if shard >= shared.shards:
                 raise InvalidArgument(f"receipt {message!r:.60} is not of queue {self.name!r}", field="receipt")
-        settle = Settle(self.group, verb, [], span_us, reason)
+        settle = records.Settle(self.group, verb, [], span_us, reason)
         lost = [f"{shard}-{pos}-{token}" for shard, pos, token in await shared.settle(self.logbook, settle, handles)]
         for message in messages:
             if isinstance(message, Message):
-                if verb != EXTEND:
+                if verb != records.EXTEND:
                     message.is_settled = True
                 elif (group := shared.lines[message.shard].state.groups.get(self.group)) is not None:
                     message.extended(group.held(message.delivery))
@@ -420,7 +404,7 @@ class Queue(Generic[T]):
                 field="group",
                 limit=MAX_GROUPS,
             )
-        await append_to_all(self.logbook, shared, lambda shard: OpenGroup(shard, name, *at))
+        await append_to_all(self.logbook, shared, lambda shard: records.OpenGroup(shard, name, *at))
 
     async def replay(self, *, start: int | str = "earliest", start_time_s: float | None = None) -> None:
         """Let this handle's group begin again, from any point that is kept; what it has leased is forgotten.
@@ -429,12 +413,12 @@ class Queue(Generic[T]):
         """
         at = operating.start_of(start, start_time_s)
         shared = await self._caught_up(self.group)
-        await append_to_all(self.logbook, shared, lambda shard: OpenGroup(shard, self.group, *at, is_anew=True))
+        await append_to_all(self.logbook, shared, lambda shard: records.OpenGroup(shard, self.group, *at, is_anew=True))
 
     async def drop_group(self, name: str) -> None:
         """Have no such group: nothing is kept for it any more. `NoSuchGroup`"""
         shared = await self._caught_up(check_group(name))
-        await append_to_all(self.logbook, shared, lambda shard: DropGroup(shard, name))
+        await append_to_all(self.logbook, shared, lambda shard: records.DropGroup(shard, name))
 
     async def stats(self) -> QueueStats:
         """The queue in figures."""
@@ -458,11 +442,11 @@ class Queue(Generic[T]):
 
         `NotFound` if one that is named is none: then nothing is changed.
         """
-        return await self._change_dead(REDRIVE, handles)
+        return await self._change_dead(records.REDRIVE, handles)
 
     async def purge(self, *handles: str) -> int:
         """Drop dead letters permanently: those named, or all; how many there were. `NotFound` as for `redrive`."""
-        return await self._change_dead(PURGE, handles)
+        return await self._change_dead(records.PURGE, handles)
 
     async def _change_dead(self, verb: int, handles: tuple[str, ...]) -> int:
         wanted = {parse_handle(handle): handle for handle in handles}

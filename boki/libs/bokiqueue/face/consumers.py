@@ -31,8 +31,10 @@ from boki.faces import GatewayPort
 from boki.libs.bokiqueue import LeaseLost, Message, Queue
 from boki.libs.bokiqueue.consuming import LIBRARY, Consumption, consumption_of
 from boki.libs.bokiqueue.following import Queues
+from boki.libs.bokiqueue.messages import ENCODINGS
+from boki.libs.bokiqueue.records import JSON, TEXT
 from boki.log.operations import Failure
-from boki.protocol.calls import Call, Encoding, FunctionInfo, Outcome, Payload
+from boki.protocol.calls import Call, FunctionInfo, Outcome, Payload
 
 MAX_EXCUSES: Final = 3
 MAX_REMEMBERED: Final = 10_000
@@ -82,7 +84,6 @@ LEASE_MARGIN_S: Final = 15.0
 MAX_RETRY_S: Final = 3_600.0
 NAMED: Final = 3
 """Messages of a call that a log line names."""
-_ENCODINGS: Final[tuple[Encoding, ...]] = ("bytes", "text", "json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,7 +358,7 @@ def _all(calls: list[list[Message[Any]]]) -> list[Message[Any]]:
 
 def single_payload(message: Message[Any], info: FunctionInfo) -> Payload:
     """The message as a payload. A function that takes text takes JSON as the text that it was pushed as."""
-    encoding = _ENCODINGS[message.form]
+    encoding = ENCODINGS[message.form]
     if info.payload_encoding == "text" and encoding == "json" and not message.data.startswith(b'"'):
         encoding = "text"
     return Payload(encoding, message.data)
@@ -373,12 +374,12 @@ def item_of(message: Message[Any], info: FunctionInfo) -> bytes | None:
 
     Text is a string if the function's items may be strings, else the JSON that it says, as in a call with one message.
     """
-    if _ENCODINGS[message.form] == "json":
+    if message.form == JSON:
         return message.data
     is_string = takes_strings((info.payload_schema or {}).get("items", {}), info.payload_schema or {})
     if not is_string and is_json(message.data):
         return message.data
-    return msgspec.json.encode(message.data.decode()) if _ENCODINGS[message.form] == "text" else None
+    return msgspec.json.encode(message.data.decode()) if message.form == TEXT else None
 
 
 def takes_strings(schema: dict[str, Any], whole: dict[str, Any]) -> bool:
