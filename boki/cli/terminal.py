@@ -63,6 +63,11 @@ def errors() -> Console:
     return _console(is_stderr=True)
 
 
+def say(text: str, style: str = "") -> None:
+    """A line for people on stderr, beside the results."""
+    errors().print(text, style=style, markup=False)
+
+
 def _console(*, is_stderr: bool) -> Console:
     from rich.console import Console
 

@@ -13,7 +13,7 @@ import typer
 from boki.api.payloads.values import is_json
 from boki.cli.connection import AsJson, Token, Url, connect_async
 from boki.cli.help import examples
-from boki.cli.terminal import content_of, count_text, errors, path_text, print_json, results
+from boki.cli.terminal import content_of, count_text, path_text, print_json, results, say
 from boki.errors import BokiError, ConfigError
 from boki.libs.bokiflow.checking import check
 from boki.libs.bokiflow.face.commands import Book, Id, Name, app
@@ -83,7 +83,7 @@ def check_histories(
         elif problem:
             results().print(f"{path.name}: {problem}", style="red", markup=False)
     if not as_json:
-        errors().print(f"{count_text(len(files), 'workflow')} replayed, {bad:,} would be paused", markup=False)
+        say(f"{count_text(len(files), 'workflow')} replayed, {bad:,} would be paused")
     if bad:
         raise typer.Exit(1)
 

@@ -12,7 +12,7 @@ import typer
 
 from boki.cli.connection import AsJson, Token, Url, connect, connect_async
 from boki.cli.help import Commands, examples
-from boki.cli.terminal import content_of, errors, print_json, print_table, results, time_cell, time_text
+from boki.cli.terminal import content_of, print_json, print_table, results, say, time_cell, time_text
 from boki.errors import InvalidArgument
 from boki.libs.bokiflow.face.drawing import draw
 from boki.libs.bokiflow.face.requests import Flows
@@ -140,9 +140,9 @@ def list_workflows(
     elif found:
         print_table(*_table(found))
     else:
-        errors().print("no such workflows", style="dim")
+        say("no such workflows", "dim")
     if before and not as_json:
-        errors().print(f"there are more: a larger --limit than {limit}", style="dim")
+        say(f"there are more: a larger --limit than {limit}", "dim")
 
 
 def _table(found: list[dict[str, Any]]) -> tuple[list[str], list[tuple[Any, ...]]]:
@@ -255,10 +255,10 @@ def _print_result(workflow: dict[str, Any]) -> None:
         return
     if workflow["state"] in OVER:
         error = workflow["error"]
-        errors().print(f"{workflow['state']}: {error['code']}: {error['message']}", markup=False)
+        say(f"{workflow['state']}: {error['code']}: {error['message']}")
     else:
         what = f"workflow {workflow['id']} has not ended: it is {_state_text(workflow)}"
-        errors().print(f"{what}; wait for it with --wait-s 60", markup=False)
+        say(f"{what}; wait for it with --wait-s 60")
     raise typer.Exit(1)
 
 

@@ -8,7 +8,7 @@ import typer
 
 from boki.cli.connection import AsJson, Token, Url
 from boki.cli.help import examples
-from boki.cli.terminal import count_text, errors, print_json, results
+from boki.cli.terminal import count_text, print_json, results, say
 from boki.errors import ConfigError, WrongState
 from boki.libs.bokiflow.face.commands import Book, Id, Name, app, check_reason
 from boki.libs.bokiflow.face.requests import Flows, typed_value
@@ -45,7 +45,7 @@ def signal(
     body, content_type = typed_value(value, f"boki flow signal {name} {flow_id} {message}") if value else (b"", "")
     with Flows(url, token, book) as flows:
         flows.post(name, flow_id, "signal", message, body=body, content_type=content_type, key=key)
-    errors().print(f"signal {message} is in the inbox of {name} {flow_id}", markup=False)
+    say(f"signal {message} is in the inbox of {name} {flow_id}")
 
 
 @app.command()
@@ -104,7 +104,7 @@ def resolve(
     body, content_type = typed_value(value, f"boki flow resolve {name} {flow_id} {promise}") if value else (b"", "")
     with Flows(url, token, book) as flows:
         flows.post(name, flow_id, "promise", promise, body=body, content_type=content_type)
-    errors().print(f"promise {promise} of {name} {flow_id} has a value", markup=False)
+    say(f"promise {promise} of {name} {flow_id} has a value")
 
 
 @app.command()
@@ -181,7 +181,7 @@ def rewind(
     if as_json:
         print_json({"workflow": name, "id": flow_id, "said": "rewind", "step": found["step"]})
     else:
-        errors().print(f"{name} {flow_id} continues with step {found['step']}", markup=False)
+        say(f"{name} {flow_id} continues with step {found['step']}")
 
 
 @app.command()
@@ -250,10 +250,10 @@ def upgrade(
                 results().print(found["error"], style="red", markup=False)
     if not as_json:
         what = "may move" if dry_run else "moved"
-        errors().print(f"{count_text(moved, 'workflow')} {what}, {stay:,} cannot", markup=False)
+        say(f"{count_text(moved, 'workflow')} {what}, {stay:,} cannot")
         if unpinned:
             it = f"{count_text(unpinned, 'workflow')} can continue"
-            errors().print(f"{it} with the code of the functions folder: nothing is deployed here", markup=False)
+            say(f"{it} with the code of the functions folder: nothing is deployed here")
     if stay:
         raise typer.Exit(1)
 
@@ -285,4 +285,4 @@ def _tell(verb: str, name: str, flow_id: str, reason: str, book: str, url: str, 
     if as_json:
         print_json({"workflow": name, "id": flow_id, "said": verb})
     else:
-        errors().print(f"{name} {flow_id} {_SAID[verb]}", markup=False)
+        say(f"{name} {flow_id} {_SAID[verb]}")

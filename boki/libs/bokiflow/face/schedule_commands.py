@@ -9,7 +9,7 @@ import typer
 
 from boki.cli.connection import AsJson, Token, Url
 from boki.cli.help import Commands, examples
-from boki.cli.terminal import content_of, errors, print_json, print_table, results, time_cell, time_text
+from boki.cli.terminal import content_of, print_json, print_table, results, say, time_cell, time_text
 from boki.libs.bokiflow.attributes import parse_attribute
 from boki.libs.bokiflow.face.commands import Book, Name, app, check_reason
 from boki.libs.bokiflow.face.requests import SCHEDULES, Flows
@@ -80,7 +80,7 @@ def create(
         seen = flows.get(name, schedule_id)
     next_us = seen.get("next_us")
     first = f"its next tick is {time_text(next_us[0])[:19]} UTC" if next_us else "it is paused"
-    errors().print(f"schedule {schedule_id} of {name}: {seen['when']}; {first}", markup=False)
+    say(f"schedule {schedule_id} of {name}: {seen['when']}; {first}")
 
 
 @schedule_app.command("list")
@@ -111,7 +111,7 @@ def list_schedules(
         rows = [(one["id"], one["workflow"], one["status"], one["when"], _next(one), _counts(one)) for one in found]
         print_table(["id", "workflow~", "state", "when~", "next (UTC)", "ticks…"], rows)
     else:
-        errors().print("no such schedules", style="dim")
+        say("no such schedules", "dim")
 
 
 @schedule_app.command()
@@ -158,7 +158,7 @@ def pause(
 ) -> None:
     """Let ticks pass by until the schedule is resumed."""
     _tell("pause", name, schedule_id, {"reason": check_reason(reason)}, book, url, token)
-    errors().print(f"schedule {schedule_id} of {name} is paused", markup=False)
+    say(f"schedule {schedule_id} of {name} is paused")
 
 
 @schedule_app.command()
@@ -166,7 +166,7 @@ def pause(
 def resume(name: Name, schedule_id: Id, book: Book = "", url: Url = "", token: Token = "") -> None:
     """Let ticks count again, from now on."""
     _tell("resume", name, schedule_id, {}, book, url, token)
-    errors().print(f"schedule {schedule_id} of {name} continues", markup=False)
+    say(f"schedule {schedule_id} of {name} continues")
 
 
 @schedule_app.command()
@@ -203,7 +203,7 @@ def backfill(
     with Flows(url, token, book, SCHEDULES) as flows:
         data = msgspec.json.encode(body)
         said = flows.post(name, schedule_id, "backfill", body=data, content_type="application/json")
-    errors().print(f"{said['ticks']:,} ticks of schedule {schedule_id} are taken", markup=False)
+    say(f"{said['ticks']:,} ticks of schedule {schedule_id} are taken")
 
 
 @schedule_app.command()
@@ -211,7 +211,7 @@ def backfill(
 def delete(name: Name, schedule_id: Id, book: Book = "", url: Url = "", token: Token = "") -> None:
     """Start nothing any more. What runs continues."""
     _tell("delete", name, schedule_id, {}, book, url, token)
-    errors().print(f"schedule {schedule_id} of {name} is gone", markup=False)
+    say(f"schedule {schedule_id} of {name} is gone")
 
 
 def _tell(verb: str, name: str, schedule_id: str, query: dict[str, str], book: str, url: str, token: str) -> None:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Coroutine, Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 import typer
@@ -25,19 +25,20 @@ from boki.cli.terminal import (
     count_text,
     data_text,
     duration_text,
-    errors,
     lines_of,
     print_json,
     print_table,
     results,
+    say,
     time_cell,
 )
 from boki.cli.things import Book, ThingCommands
 from boki.errors import InvalidArgument
+from boki.libs.bokiqueue import DeadLetter, GroupStats, LeaseLost, Message, NoSuchGroup, Queue, queue_names
+from boki.libs.bokiqueue.messages import letter_shape, message_shape, settings_shape
+from boki.libs.bokiqueue.records import MAX_BATCH, runs
 
-if TYPE_CHECKING:
-    from boki import LogBook
-    from boki.libs.bokiqueue import Message, Queue
+T = TypeVar("T")
 
 PART_BYTES: Final = 3_000_000  # are pushed at once
 _DELIVERIES: Final = "Deliveries without an ack that make a dead letter; 0: none."
@@ -50,16 +51,10 @@ Receipts = Annotated[list[str], typer.Argument(help="Receipts, as `lease` prints
 Handles = Annotated[list[str] | None, typer.Argument(help="Dead letters, as `dlq` names them; without any, all.")]
 
 
-def _opened(logbook: LogBook, name: str, group: str = "") -> Queue[Any]:
-    from boki.libs.bokiqueue import Queue
-
-    return Queue(logbook, name, group=group)
-
-
 app = ThingCommands(
     "",  # its help is in the face
     name=Annotated[str, typer.Argument(metavar="QUEUE", help="The queue.", show_default=False)],
-    opened=_opened,
+    opened=Queue,
     shared={
         "group": (Annotated[str, typer.Option("--group", "-g", help="The consumer group; else the default one.")], "")
     },
@@ -70,17 +65,10 @@ def names_of(url: str, token: str, book: str) -> list[str]:
     """The queues of a book."""
 
     async def run() -> list[str]:
-        from boki.libs.bokiqueue import queue_names
-
         async with connect_async(url, token) as client:
             return await queue_names(client.logbook(book))
 
     return asyncio.run(run())
-
-
-def say(text: str, style: str = "dim") -> None:
-    """A line for people, beside the results."""
-    errors().print(text, style=style, markup=False)
 
 
 @app.command("list")
@@ -123,7 +111,8 @@ async def push(
         raise typer.BadParameter("a message is one of them", param_hint="--json-value / --text")
     read = _json_value if json else _text if text else _value
     content = content_of(data, f"boki queue push {queue.logbook.name} {queue.name} ''", may_be_empty=lines)
-    parts = [[read(body) for body in part] for part in _parts(lines_of(content) if lines else [content])]
+    bodies = lines_of(content) if lines else [content]
+    parts = [[read(one) for one in part] for part in runs(bodies, lambda one: len(one) + 100, PART_BYTES, MAX_BATCH)]
     for number, part in enumerate(parts):
         own_key = f"{key}/{number}" if key is not None and number else key
         keys = [group_key] * len(part) if group_key else ()
@@ -152,8 +141,11 @@ async def pop(
     if found and count == 1 and not as_json and not results().is_terminal:
         sys.stdout.buffer.write(found[0].data)
         sys.stdout.buffer.flush()
+    elif results().is_terminal and not as_json:
+        for one in found:
+            print(f"{one.id}  {time_cell(one.time)}Z  {data_text(one.data, None)}")
     else:
-        show(found, as_json=as_json, is_whole=True)
+        _show(found, message_shape, {**_PUSHED, "data…": lambda one: data_text(one.data, None)}, as_json=as_json)
     _exit_if_none(queue, found)
 
 
@@ -175,16 +167,18 @@ async def lease(
     """
     found = await queue.lease_many(count, lease_s, wait_s=wait_s, op=op)
     _exit_if_none(queue, found)
-    if as_json:
-        show(found, as_json=True)
-        return
-    rows = [(one.receipt, str(one.deliveries), time_cell(one.until), _cut(one.data)) for one in found]
-    print_table(["receipt", "deliveries>", "leased until (UTC)", "data…"], rows)
+    columns: _Columns[Message[Any]] = {
+        "receipt": lambda one: one.receipt,
+        "deliveries>": lambda one: one.deliveries,
+        "leased until (UTC)": lambda one: time_cell(one.until),
+        **_DATA,
+    }
+    _show(found, message_shape, columns, as_json=as_json)
 
 
 def _exit_if_none(queue: Queue[Any], found: list[Message[Any]]) -> None:
     if not found:
-        say(f"no message in {queue.name}")
+        say(f"no message in {queue.name}", "dim")
         raise typer.Exit(1)
 
 
@@ -219,8 +213,6 @@ async def _settle(
     as_json: bool,
 ) -> None:
     """Settle what the receipts name; with JSON, one object for each says whether it was leased."""
-    from boki.libs.bokiqueue import LeaseLost
-
     wanted = sys.stdin.read().split() if receipts == ["-"] else list(dict.fromkeys(receipts))
     if not wanted:
         raise InvalidArgument("stdin holds no receipt: `boki queue lease` prints them")
@@ -234,7 +226,7 @@ async def _settle(
         for one in wanted:
             print_json({"queue": queue.name, "receipt": one, "verb": verb, "done": one not in gone})
     elif len(gone) < len(wanted):
-        errors().print(f"{verb}: {len(wanted) - len(gone):,} of {count_text(len(wanted), 'message')}", markup=False)
+        say(f"{verb}: {len(wanted) - len(gone):,} of {count_text(len(wanted), 'message')}")
     if lost is not None:
         raise lost
 
@@ -244,8 +236,8 @@ async def peek(queue: Queue[Any], count: Count = 10, as_json: AsJson = False) ->
     """Print what comes next, without taking it."""
     waiting = await queue.peek(count)
     if not waiting and not as_json:
-        say(f"nothing to take in {queue.name}")
-    show(waiting, as_json=as_json)
+        say(f"nothing to take in {queue.name}", "dim")
+    _show(waiting, message_shape, {**_PUSHED, **_DATA}, as_json=as_json)
 
 
 @app.of_thing("boki queue stats shop orders", "boki queue stats shop orders --json")
@@ -259,21 +251,12 @@ async def stats(queue: Queue[Any], as_json: AsJson = False) -> None:
     pushed = f"{found.pushed:,} pushed, {found.pushed_per_s:,.1f}/s"
     results().print(f"{found.name}: {pushed}, {found.depth:,} to be done, {shards}", markup=False)
     results().print(settings_text(found), style="dim", markup=False)
-    columns = ["group", "depth>", "in flight>", "delayed>", "dead>", "oldest>", "done>", "done/s>", "expired>"]
-    rows = [
-        (
-            *(one.name or "(default)", f"{one.depth:,}", f"{one.in_flight:,}", f"{one.delayed:,}", f"{one.dead:,}"),
-            *(age_text(one.oldest_age_s), f"{one.done:,}", f"{one.done_per_s:,.1f}", f"{one.expired:,}"),
-        )
-        for one in found.groups
-    ]
-    if rows:
-        print_table(columns, rows)
-    else:
-        say("no consumer group yet: the first pop or lease makes the default one")
+    _show(found.groups, msgspec.to_builtins, _FIGURES, as_json=False)
+    if not found.groups:
+        say("no consumer group yet: the first pop or lease makes the default one", "dim")
     if found.passed_by:
         text = "under the queue's tags, passed by: something other than the queue library appends there"
-        say(f"{count_text(found.passed_by, 'invalid record')} {text}", style="yellow")
+        say(f"{count_text(found.passed_by, 'invalid record')} {text}", "yellow")
     for one in found.groups:
         group = f"group {one.name or '(default)'}"
         if one.unconfirmed:
@@ -281,7 +264,7 @@ async def stats(queue: Queue[Any], as_json: AsJson = False) -> None:
             results().print(text, style="dim", markup=False)
         if one.blocked:
             text = "its limit of leased, delayed, parked and dead messages is reached, and nothing more is delivered"
-            say(f"{group} is blocked: {text} until some are done, due or purged", style="yellow")
+            say(f"{group} is blocked: {text} until some are done, due or purged", "yellow")
 
 
 @app.of_thing("boki queue dlq shop orders", "boki queue dlq shop orders --group billing", shared=("group",))
@@ -291,26 +274,24 @@ async def dlq(
     as_json: AsJson = False,
 ) -> None:
     """List dead letters, with the reasons."""
-    from boki.libs.bokiqueue.messages import letter_shape
-
     letters = await queue.dead_letters(limit)
-    if as_json:
-        for one in letters:
-            _print_shape(letter_shape(one))
-    elif not letters:
-        say(f"no dead letters in {queue.name}")
-    else:
-        rows = [
-            (one.handle, time_cell(one.died_us), str(one.deliveries), one.reason, _cut(one.data)) for one in letters
-        ]
-        print_table(["handle", "since (UTC)", "deliveries>", "reason~", "data…"], rows)
+    if not letters and not as_json:
+        say(f"no dead letters in {queue.name}", "dim")
+    columns: _Columns[DeadLetter] = {
+        "handle": lambda one: one.handle,
+        "since (UTC)": lambda one: time_cell(one.died_us),
+        "deliveries>": lambda one: one.deliveries,
+        "reason~": lambda one: one.reason,
+        **_DATA,
+    }
+    _show(letters, letter_shape, columns, as_json=as_json)
 
 
 @app.of_thing("boki queue redrive shop orders  # all dead letters", shared=("group",))
 async def redrive(queue: Queue[Any], handles: Handles = None) -> None:
     """Let dead letters be delivered again."""
     count = await queue.redrive(*(handles or ()))
-    errors().print(f"{count_text(count, 'dead letter')} can be delivered again")
+    say(f"{count_text(count, 'dead letter')} can be delivered again")
 
 
 @app.of_thing("boki queue purge shop orders --yes", shared=("group",))
@@ -318,7 +299,7 @@ async def purge(queue: Queue[Any], handles: Handles = None, sure: Sure = False) 
     """Drop dead letters, permanently."""
     confirm(sure, "this drops dead letters for good", "Drop them, for good?")
     count = await queue.purge(*(handles or ()))
-    errors().print(f"{count_text(count, 'dead letter')} dropped")
+    say(f"{count_text(count, 'dead letter')} dropped")
 
 
 @app.of_thing(
@@ -335,8 +316,6 @@ async def replay(
 
     A group that does not exist yet is created.
     """
-    from boki.libs.bokiqueue import NoSuchGroup
-
     at: int | str = int(start) if start.isascii() and start.isdecimal() and len(start) < 20 else start
     text = f"group {queue.group or '(default)'} begins again from {start}"
     try:
@@ -347,7 +326,7 @@ async def replay(
         if queue.group:
             text = f"group {queue.group} is new: every message is kept until it has done it, or until "
             text += "`boki queue drop-group`"
-    errors().print(text, markup=False)
+    say(text)
 
 
 @app.of_thing("boki queue drop-group shop orders audit --yes")
@@ -359,7 +338,7 @@ async def drop_group(
     """Delete a consumer group with its dead letters."""
     confirm(sure, "this drops a group, with its dead letters and all that it has still to do", "Drop it, for good?")
     await queue.drop_group(group)
-    errors().print(f"group {group or '(default)'} is gone", markup=False)
+    say(f"group {group or '(default)'} is gone")
 
 
 @app.of_thing("boki queue create shop orders", "boki queue create shop orders --shards 8 --max-deliveries 3")
@@ -390,7 +369,7 @@ async def create(
         change = " ".join(f"{flag} {asked[option]:.15g}" for option, flag in flags.items())
         remedy = f"`boki queue configure {queue.logbook.name} {queue.name} {change}` changes that"
         text += ": " + ("the number of shards is fixed: create another queue" if "shards" in flags else remedy)
-    errors().print(text, markup=False)
+    say(text)
     if flags:
         raise typer.Exit(1)
 
@@ -422,8 +401,6 @@ async def configure(
 
 def _show_settings(queue: Queue[Any], settings: Any, *, as_json: bool) -> dict[str, Any]:
     """Print them; as their options are called."""
-    from boki.libs.bokiqueue.messages import settings_shape
-
     shape = settings_shape(settings)
     if as_json:
         print_json({"queue": queue.name, **msgspec.to_builtins(shape)})
@@ -449,13 +426,6 @@ def _text(content: bytes) -> str | bytes:
         return content
 
 
-def _parts(bodies: list[bytes]) -> Iterator[list[bytes]]:
-    """Bodies as they are pushed together."""
-    from boki.libs.bokiqueue.records import MAX_BATCH, runs
-
-    return runs(bodies, lambda body: len(body) + 100, PART_BYTES, MAX_BATCH)
-
-
 def _value(body: bytes) -> Any:
     """What was typed: a JSON object or list, else text (or bytes, if it is no UTF-8)."""
     is_document = body.lstrip()[:1] in (b"{", b"[") and is_json(body)
@@ -471,29 +441,31 @@ def _json_value(body: bytes) -> Any:
         raise InvalidArgument(f"{_text(body[:60])!r}… is nested too deeply") from None
 
 
-def show(messages: list[Message[Any]], *, as_json: bool, is_whole: bool = False) -> None:
-    """Print messages without receipts: as rows, or as one JSON object each."""
-    from boki.libs.bokiqueue.messages import message_shape
-
-    if as_json:
-        for one in messages:
-            _print_shape(message_shape(one))
-        return
-    rows = [
-        (one.id, time_cell(one.time), data_text(one.data, None) if is_whole else _cut(one.data)) for one in messages
-    ]
-    if rows and is_whole and results().is_terminal:
-        for identity, time, data in rows:
-            print(f"{identity}  {time}Z  {data}")
-    elif rows:
-        print_table(["id", "pushed (UTC)", "data…"], rows)
-
-
 def _cut(data: bytes) -> str:
     """For a screen, what is only looked at is cut to more than fits; in a pipe it is whole."""
     return data_text(data, 300 if results().is_terminal else None)
 
 
-def _print_shape(shape: object) -> None:
-    """In the same form as over HTTP, and JSON that was pushed as it was."""
-    print(msgspec.json.encode(shape).decode(), flush=True)
+_Columns = dict[str, Callable[[T], object]]
+_DATA: Final[_Columns[Any]] = {"data…": lambda one: _cut(one.data)}
+_PUSHED: Final[_Columns[Message[Any]]] = {"id": lambda one: one.id, "pushed (UTC)": lambda one: time_cell(one.time)}
+_FIGURES: Final[_Columns[GroupStats]] = {
+    "group": lambda one: one.name or "(default)",
+    "depth>": lambda one: f"{one.depth:,}",
+    "in flight>": lambda one: f"{one.in_flight:,}",
+    "delayed>": lambda one: f"{one.delayed:,}",
+    "dead>": lambda one: f"{one.dead:,}",
+    "oldest>": lambda one: age_text(one.oldest_age_s),
+    "done>": lambda one: f"{one.done:,}",
+    "done/s>": lambda one: f"{one.done_per_s:,.1f}",
+    "expired>": lambda one: f"{one.expired:,}",
+}
+
+
+def _show(found: Sequence[T], shape: Callable[[T], object], columns: _Columns[T], *, as_json: bool) -> None:
+    """Print them as a table, or as JSON in the same form as over HTTP, with the JSON that was pushed as it was."""
+    if as_json:
+        for one in found:
+            print(msgspec.json.encode(shape(one)).decode(), flush=True)
+    elif found:
+        print_table([*columns], [[cell(one) for cell in columns.values()] for one in found])

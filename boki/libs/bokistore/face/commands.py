@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from boki.cli.connection import AsJson
-from boki.cli.terminal import content_of, errors, print_json, results
+from boki.cli.terminal import content_of, print_json, results, say
 from boki.cli.things import ThingCommands
 from boki.errors import InvalidArgument
 
@@ -101,7 +101,7 @@ async def list_names(
 
 def _show_missing(name: str, path: str) -> None:
     """Say that there is nothing, and end with code 1."""
-    errors().print(f"nothing at {path} of {name}" if path else f"no object {name}", style="dim", markup=False)
+    say(f"nothing at {path} of {name}" if path else f"no object {name}", "dim")
     raise typer.Exit(1)
 
 

@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from boki.cli.connection import AsJson
-from boki.cli.terminal import errors, print_json, print_table, results, time_cell
+from boki.cli.terminal import print_json, print_table, results, say, time_cell
 from boki.libs.bokistore.face.commands import Named, app
 from boki.log.ids import MAX_SEQNUM
 
@@ -35,8 +35,7 @@ async def history(
             print_json(msgspec.to_builtins(version))
         return
     if not versions:
-        what = f"no version of {named.name} was written in {named.store.book}"
-        errors().print(what, style="dim", markup=False)
+        say(f"no version of {named.name} was written in {named.store.book}", "dim")
     rows = [
         (str(one.seqnum), time_cell(round(one.time_s * 1e6)), one.function, one.invocation, _text(one))
         for one in versions
@@ -86,7 +85,7 @@ async def fork(named: Named, at: Annotated[int, typer.Option(min=0, help="As of 
     Nothing is copied: the copy reads here what nobody has changed in it.
     """
     made = await named.store.fork(named.name, at=at)
-    errors().print(f"{made.book} is a copy of {named.store.book}", markup=False)
+    say(f"{made.book} is a copy of {named.store.book}")
 
 
 @app.of_book("boki store configure shop --history-s 2592000", "boki store configure shop --keep-all")
