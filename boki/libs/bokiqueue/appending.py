@@ -56,7 +56,7 @@ from boki.libs.bokiqueue.records import Done, Push, Settings, belongs, sound
 from boki.libs.bokiqueue.sessions import NEVER_US
 from boki.libs.fold import outbox
 from boki.libs.fold.registry import Tasks
-from boki.libs.fold.retrying import uncertain
+from boki.libs.fold.retrying import as_told, uncertain
 
 _TRIES: Final = 20
 GATHERED_BYTES: Final = 16 * 1024
@@ -167,9 +167,8 @@ class Gathering:
         try:
             seqnum = await logbook.append(records.encode(push), self._tags, when=self._stands)
         except Exception as error:  # noqa: BLE001 - whatever it is, those who push must hear of it
-            told = error if isinstance(error, BokiError) else BokiError(f"a push failed: {error!r}", outcome="unknown")
             for one in some:
-                finish(one.future, None, told)
+                finish(one.future, None, as_told(error, "a push"))
             return
         for session in {one.session for one in some}:
             session.saw(logbook.session)

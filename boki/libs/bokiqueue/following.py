@@ -25,14 +25,16 @@ from boki.libs.bokiqueue.records import Settle, Take
 from boki.libs.fold.clock import Moment
 from boki.libs.fold.follower import LONG_WAIT_S, Follower, Waiter
 from boki.libs.fold.registry import Registry, Tasks
-from boki.libs.fold.retrying import uncertain
+from boki.libs.fold.retrying import as_told, uncertain, until_decided
+from boki.retry import Backoff
 
 PAUSE_S: Final = 0.1  # after a read that failed
 GRACE_S: Final = 0.2  # a consumer that has just been served has this long to ask again
 RECEIPT_ROUNDS: Final = 10
 """Rounds of `GRACE_S` after which receipts are reported, if nothing else is."""
 _PROBES: Final = 3  # of a shard for one caller: its first answer may say what time it is
-_TRIES: Final = 5
+_AGAIN: Final = Backoff(first_s=0.0, jitter=0.0, tries=5)
+"""An act whose outcome is unknown is appended again under its number: the fold counts it once."""
 
 NEVER: Final[Moment] = (0.0, 0.0)
 
@@ -259,7 +261,7 @@ class Following:
                     failed = self.clock.here() if failed is None or reads != self.follower.next_start else failed
                     if not self.has_callers and self.clock.since(failed) > callers.ANSWER_S:
                         return
-                    self._fail(error if isinstance(error, BokiError) else BokiError(f"reading failed: {error!r}"))
+                    self._fail(as_told(error, "reading"))
                     await asyncio.sleep(PAUSE_S)
         except asyncio.CancelledError:
             # the event loop ends with all that is in it: what no caller here takes must not stay with this process
@@ -404,34 +406,27 @@ class Following:
                 wanted = wanted or Demand(
                     self.wants, self.lines, self.clock, is_tidying=is_tidying, is_riding=is_riding
                 )
-                line.compose(wanted, now_us)
-            if line.outstanding is not None and not line.outstanding.is_under_way:
-                line.outstanding.is_under_way = True
-                line.outstanding.asked = line.outstanding.asked or self.clock.here()
-                begun.append(self.tasks.spawn(self._append_act(self._own(logbook), line, line.outstanding)))
+                if (act := line.compose(wanted, now_us)) is not None:
+                    act.asked = self.clock.here()
+                    begun.append(self.tasks.spawn(self._append_act(self._own(logbook), line, act)))
         return [task for task in begun if task is not None]
 
     async def _append_act(self, logbook: LogBook, line: Line, outstanding: Outstanding) -> None:
         act = outstanding.act
+        data, tags = records.encode(act), records.tags_of(act, self.queue, self.shards)
+
+        async def append() -> None:
+            if line.outstanding is outstanding:  # else the fold has come to it
+                await logbook.append(data, tags)
+
         try:
-            await logbook.append(records.encode(act), records.tags_of(act, self.queue, self.shards))
-            return
-        except BokiError as error:
-            outstanding.tries += 1
-            if error.outcome == "unknown" and outstanding.tries < _TRIES:
-                outstanding.is_under_way, outstanding.is_uncertain = False, True
-            else:
-                self._refuse(logbook, line, outstanding, error)
+            await until_decided(append, "an act of a queue", _AGAIN, is_patient=False)
         except Exception as error:  # noqa: BLE001 - whatever it is, those who wait for this act must hear of it
-            told = BokiError(f"an act of queue {self.queue!r} failed: {error!r}", outcome="unknown")
-            self._refuse(logbook, line, outstanding, told)
-        self.follower.look_again()
+            self._refuse(logbook, line, outstanding, as_told(error, f"an act of queue {self.queue!r}"))
+            self.follower.look_again()
 
     def _refuse(self, logbook: LogBook, line: Line, outstanding: Outstanding | None, error: BokiError) -> None:
         if outstanding is not None and line.outstanding is outstanding:
-            outstanding.is_uncertain |= error.outcome == "unknown"
-            if outstanding.is_uncertain:
-                error = uncertain(error)
             line.refused_at = self.clock.here()
             line.refuse(error)
             for kind in outstanding.kinds:

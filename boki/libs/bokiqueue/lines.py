@@ -94,10 +94,6 @@ class Outstanding:
     act: Act
     takes: Sequence[Asked] = ()
     settles: Sequence[Asked] = ()
-    is_under_way: bool = False
-    is_uncertain: bool = False
-    """An append of it may have been carried out, though its answer was lost."""
-    tries: int = 0
     asked: Moment | None = None
     """When it was first appended."""
 
@@ -163,13 +159,13 @@ class Line:
 
     # Composing
 
-    def compose(self, demand: Demand, now_us: int) -> None:
+    def compose(self, demand: Demand, now_us: int) -> Outstanding | None:
         """The next act, if anything is to be asked for; `demand` becomes less by what it asks for."""
         takes, settles = self._due() if self.asked else ([], [])
         granted, is_due = self._credits(demand, now_us)
         is_owed = demand.is_tidying and self.owes_receipt
         if not (takes or settles or granted or is_due or is_owed):
-            return
+            return None
         groups = dict.fromkeys([*(one.part.group for one in takes), *(name for name, _ in demand.standing)])
         fences = [
             (name, pos, token)
@@ -184,6 +180,7 @@ class Line:
         parts = (self.shard, self._taker, self._number, wanted[0], wanted[1], fences, kept_from)
         self.outstanding = Outstanding(Grant(*parts, granted) if granted else Act(*parts), takes, settles)
         demand.is_sure = True  # its record will say
+        return self.outstanding
 
     def _due(self) -> tuple[list[Asked], list[Asked]]:
         """What the next act takes and settles: what was asked for first, as much as fits."""
@@ -315,7 +312,7 @@ class Line:
         """The outstanding act is given up: those who wait for it hear so. What it gave back is given back again."""
         outstanding, self.outstanding = self.outstanding, None
         if outstanding is not None:
-            if outstanding.is_uncertain:
+            if error.outcome == "unknown":
                 self._doubtful[outstanding.act.number] = outstanding.act
             self.asked = [*(one for one in outstanding.settles if one.caller is None), *self.asked]
             for one in (*outstanding.takes, *outstanding.settles):

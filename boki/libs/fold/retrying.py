@@ -71,6 +71,11 @@ def uncertain(error: BokiError) -> BokiError:
     return BokiError.from_body(msgspec.structs.replace(error.body(), outcome="unknown"))
 
 
+def as_told(error: Exception, what: str) -> BokiError:
+    """The error as callers hear of it whose request another task made for them: a fault, too, is an error of Boki."""
+    return error if isinstance(error, BokiError) else BokiError(f"{what} failed: {error!r}", outcome="unknown")
+
+
 async def until_answered(
     work: Callable[[], Awaitable[T]],
     what: str = "a read",

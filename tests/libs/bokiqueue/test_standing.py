@@ -381,7 +381,7 @@ async def test_what_an_act_in_doubt_has_leased_is_free_when_the_fold_shows_it() 
     line.asked.append(Asked(Take("", 1, LEASE_US), want))
     line.compose(Demand(Wants(clock), [line], clock), 0)
     assert line.outstanding is not None
-    act, line.outstanding.is_uncertain = line.outstanding.act, True
+    act = line.outstanding.act
     line.refuse(BokiError("the answer was lost", outcome="unknown"))
     assert want.exception() is not None
     given = stream.append(act)

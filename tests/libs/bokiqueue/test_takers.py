@@ -109,7 +109,6 @@ async def test_who_asks_too_late_what_came_of_its_act_is_told_that_nobody_knows(
     settle = Settle("", ACK, [(0, 5)])
     waiting = asyncio.get_running_loop().create_future()
     line.outstanding = Outstanding(Act(0, followed.taker, 7, settles=[settle]), settles=[Asked(settle, waiting)])
-    line.outstanding.is_under_way = True
 
     async def newest_state(*_: object) -> tuple[ShardState, int]:
         line.state.takers.last[followed.taker] = Given(7, 0, [], [])
