@@ -17,11 +17,9 @@ from __future__ import annotations
 import asyncio
 from asyncio import Future
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, NamedTuple
 from zlib import crc32
-
-import msgspec
 
 from boki import (
     BokiError,
@@ -42,13 +40,13 @@ from boki.libs.bokiqueue import records
 from boki.libs.bokiqueue.callers import finish
 from boki.libs.bokiqueue.following import Following, following
 from boki.libs.bokiqueue.messages import (
-    LeaseLost,
     Message,
     QueueFull,
     check_count,
     check_group_keys,
     check_life,
     encode_body,
+    leases_lost,
     too_large_a_push,
 )
 from boki.libs.bokiqueue.operating import KnownSettings, length, next_expiry_us
@@ -80,28 +78,41 @@ def listed(bodies: Iterable[Any]) -> list[Any]:
 
 
 def placed(
-    shards: int, shard: int, bodies: Sequence[Any], delay_s: float, ttl_s: float, group_keys: Sequence[str]
+    shards: int,
+    shard: int,
+    bodies: Sequence[Any],
+    delay_s: float,
+    ttl_s: float,
+    group_keys: Sequence[str],
+    *,
+    is_keyed: bool = False,
 ) -> Placed:
-    """Records that hold the bodies: those with a group key in its shard, the others in `shard`."""
+    """Records that hold the bodies: those with a group key in its shard, the others in `shard`. Under a key several
+    messages are at least two records, which tells them apart from one.
+    """
     delay_us, ttl_us = check_life(delay_s, ttl_s) if delay_s or ttl_s else (0, 0)
-    check_group_keys(group_keys, len(bodies))
-    if len(bodies) == 1:
-        form, body = encode_body(bodies[0])
-        keys = list(group_keys)
-        own = crc32(keys[0].encode()) % shards if keys and keys[0] else shard
-        return [(Push(own, bytes((form,)), [body], delay_us, ttl_us, keys), [0])]
-    by_shard: dict[int, list[int]] = {}
-    for place in range(len(bodies)):
-        own = crc32(group_keys[place].encode()) % shards if group_keys and group_keys[place] else shard
-        by_shard.setdefault(own, []).append(place)
+    keys = check_group_keys(group_keys, len(bodies)) or [""] * len(bodies)
     encoded = [encode_body(body) for body in bodies]
-    found = []
-    for own, places in by_shard.items():
-        for some in records.runs(places, lambda place: len(encoded[place][1]) + 8, RECORD_BYTES):
-            forms = records.joined([encoded[place][0] for place in some])
-            keys = [group_keys[place] for place in some] if group_keys else []
-            found.append((Push(own, forms, [encoded[place][1] for place in some], delay_us, ttl_us, keys), some))
-    return found
+    by_shard: dict[int, list[int]] = {}
+    for place, key in enumerate(keys):
+        by_shard.setdefault(crc32(key.encode()) % shards if key else shard, []).append(place)
+    parts = [
+        (own, some)
+        for own, places in by_shard.items()
+        for some in records.runs(places, lambda place: len(encoded[place][1]) + 8, RECORD_BYTES)
+    ]
+    if is_keyed and len(parts) == 1 < len(bodies):
+        ((own, places),) = parts
+        parts = [(own, places[:-1]), (own, places[-1:])]
+    return [
+        (_push_of(own, [(*encoded[one], keys[one]) for one in some], delay_us, ttl_us), some) for own, some in parts
+    ]
+
+
+def _push_of(shard: int, messages: Sequence[tuple[int, bytes, str]], delay_us: int = 0, ttl_us: int = 0) -> Push:
+    """The record of messages: their forms, bodies and group keys."""
+    forms, bodies, keys = map(list, zip(*messages, strict=True))
+    return Push(shard, records.joined(forms), bodies, delay_us, ttl_us, keys if any(keys) else [])
 
 
 class _Gathered(NamedTuple):
@@ -162,8 +173,7 @@ class Gathering:
             self._under_way = None
 
     async def _append(self, logbook: LogBook, some: list[_Gathered]) -> None:
-        keys, forms = [one.key for one in some], records.joined([one.form for one in some])
-        push = Push(self._shard, forms, [one.body for one in some], keys=keys if any(keys) else [])
+        push = _push_of(self._shard, [(one.form, one.body, one.key) for one in some])
         try:
             seqnum = await logbook.append(records.encode(push), self._tags, when=self._stands)
         except Exception as error:  # noqa: BLE001 - whatever it is, those who push must hear of it
@@ -207,12 +217,10 @@ async def push_all(
         shard = 0
         if settings.shards > 1:
             shard = shared.next_shard() if key is None else crc32(key.encode()) % settings.shards
-        new = placed(settings.shards, shard, bodies, delay_s, ttl_s, group_keys)
-        new = new if key is None else told_apart(new)
+        new = placed(settings.shards, shard, bodies, delay_s, ttl_s, group_keys, is_keyed=key is not None)
         shared.ride(known.logbook)
-        is_bounded = settings.max_length > 0
         try:
-            async with room(known.logbook, shared, settings, len(bodies), patience_s) if is_bounded else nullcontext():
+            async with room(known.logbook, shared, settings, len(bodies), patience_s):
                 seqnums = await _append_pushes(known, settings, new, key)
             break
         except ConditionFailed:
@@ -255,32 +263,21 @@ async def _are_as_many(logbook: LogBook, seqnum: int, push: Push) -> bool:
     return True
 
 
-def told_apart(new: Placed) -> Placed:
-    """The records of a push under a key: of several messages at least two."""
-    if len(new) > 1 or len(new[0][1]) == 1:
-        return new
-    push, places = new[0]
-    return [(_part(push, 0, len(places) - 1), places[:-1]), (_part(push, len(places) - 1, len(places)), places[-1:])]
-
-
-def _part(push: Push, start: int, stop: int) -> Push:
-    forms = records.joined([records.form_of(push.forms, index) for index in range(start, stop)])
-    return msgspec.structs.replace(push, forms=forms, bodies=push.bodies[start:stop], keys=push.keys[start:stop])
-
-
 @asynccontextmanager
 async def room(
     logbook: LogBook, shared: Following, settings: Settings, count: int, patience_s: float
 ) -> AsyncIterator[None]:
     """Room for this many messages, for which this process does not let others push meanwhile. `QueueFull`"""
-    if count > settings.max_length:
+    most = settings.max_length
+    if 0 < most < count:
         raise TooLarge(
-            f"{count:,} messages never fit in queue {shared.queue!r}, whose maximum length is "
-            f"{settings.max_length:,}: push them in parts",
+            f"{count:,} messages never fit in queue {shared.queue!r}, whose maximum length is {most:,}: push them in "
+            "parts",
             field="bodies",
-            limit=settings.max_length,
+            limit=most,
         )
-    await _wait_for_room(logbook, shared, settings, count, patience_s)
+    if most:
+        await _wait_for_room(logbook, shared, most, count, patience_s)
     shared.pushing += count
     try:
         yield
@@ -288,29 +285,26 @@ async def room(
         shared.pushing -= count
 
 
-async def _wait_for_room(
-    logbook: LogBook, shared: Following, settings: Settings, count: int, patience_s: float
-) -> None:
+async def _wait_for_room(logbook: LogBook, shared: Following, most: int, count: int, patience_s: float) -> None:
     begun = shared.clock.here()
     while True:
         await shared.follower.catch_up(logbook)
         now_us = shared.clock.looking_us(logbook.session.likely_time_us())
-        there, until_us = shared.pushing + sum(length(line.state) for line in shared.lines), NEVER_US
-        if there + count > settings.max_length:
-            living, until_us = _living(shared, now_us)
-            there = shared.pushing + living
-        if there + count <= settings.max_length:
+        there, until_us = sum(length(line.state) for line in shared.lines), NEVER_US
+        if shared.pushing + there + count > most:
+            there, until_us = _living(shared, now_us)
+        there += shared.pushing
+        if there + count <= most:
             return
         left_s = patience_s - shared.clock.since(begun)
         if left_s < _MARGIN_S:
             raise QueueFull(
-                f"queue {shared.queue!r} has {there:,} messages, and its maximum length is {settings.max_length:,}: "
-                "push again when some were taken, or wait with wait_s",
+                f"queue {shared.queue!r} has {there:,} messages, and its maximum length is {most:,}: push again when "
+                "some were taken, or wait with wait_s",
                 queue=shared.queue,
-                limit=settings.max_length,
+                limit=most,
             )
-        wait_s = min(left_s, (until_us - now_us) / 1e6 + _MARGIN_S)
-        await shared.follower.wait_for_more(logbook, wait_s)
+        await shared.follower.wait_for_more(logbook, min(left_s, (until_us - now_us) / 1e6 + _MARGIN_S))
 
 
 def _living(shared: Following, now_us: int) -> tuple[int, int]:
@@ -337,20 +331,13 @@ async def commit(
     line = shared.lines[message.shard]
     lease = message.group, message.delivery.spot.pos, message.delivery.token
     if lease in line.committing:
-        raise _lost(message)
+        raise leases_lost(message.queue, [message.receipt], 1)
     line.committing.add(lease)
     try:
         targets = {known.stands().tag: (known, shared.shards), **targets}
         out.committed((await _commit(out.logbook, shared, message, out, targets))[1:])
     finally:
         line.committing.discard(lease)
-
-
-def _lost(message: Message[Any]) -> LeaseLost:
-    return LeaseLost(
-        f"message {message.id} of queue {message.queue!r} is not leased by this consumer any more: nothing was done",
-        queue=message.queue,
-    )
 
 
 async def _commit(
@@ -369,7 +356,7 @@ async def _commit(
         group = line.state.groups.get(message.group)
         aside = group.leased(pos, token) if group is not None else None
         if message.is_settled or aside is None or aside.due_us <= shared.clock.now_us():
-            raise _lost(message)
+            raise leases_lost(message.queue, [message.receipt], 1)
         fence = Expect(records.fence_tag(queue, shard), max(line.state.last_fence, stranger))
         there = [target.stands() for target, _ in targets.values()]
         try:
@@ -387,7 +374,9 @@ async def _commit(
                 stranger = tail.seqnum if tail is not None and is_strange else 0
             continue
         if await _whose(logbook, seqnums[0]) != by:
-            raise _lost(message)  # another block has committed under this lease, and so under this key
+            raise leases_lost(
+                message.queue, [message.receipt], 1
+            )  # another block has committed under this lease, and so under this key
         message.is_settled = True
         return list(seqnums)
     raise BokiError("leases of this shard run out too quickly to commit: nothing was done", retryable=True)
