@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
@@ -317,50 +317,54 @@ def stats(shared: Following, wall_us: int) -> QueueStats:
 async def peek(logbook: LogBook, shared: Following, group: str, count: int, kind: Any) -> list[Message[Any]]:
     """See `Queue.peek`."""
     now_us = shared.clock.looking_us(logbook.session.likely_time_us())
-    found: list[Message[Any]] = []
-    async for line, spot, body in _with_bodies(
-        logbook, shared, lambda state, most: next_spots(state, group, most, now_us), count
-    ):
-        if isinstance(body, tuple):  # else no take would find it either
-            found.append(Message(shared.queue, line.shard, group, Delivery(spot, 0, 0, 0), *body, kind))
-    return found
+    found = await _looked_at(logbook, shared, lambda state, most: next_spots(state, group, most, now_us), count)
+    return [
+        Message(shared.queue, line.shard, group, Delivery(spot, 0, 0, 0), *body, kind)
+        for line, spot, body in found
+        if isinstance(body, tuple)  # else no take would find it either
+    ]
 
 
 async def dead_letters(logbook: LogBook, shared: Following, group: str, limit: int) -> list[DeadLetter]:
     """See `Queue.dead_letters`."""
+    letters: dict[Place, DeadLetter] = {}
 
     def spots(state: ShardState, most: int) -> list[Spot]:
-        return [aside.spot for aside in _dead(state, group)][:most]
+        dead = _dead(state, group)[:most]
+        for one in dead:  # as they are now: the fold continues while bodies are read
+            identity, spot = f"{one.spot.seqnum}-{one.spot.index}", one.spot
+            told = identity, one.reason, one.deliveries, spot.time_us, one.due_us, BYTES, b""
+            letters[state.shard, spot.pos] = DeadLetter(f"{state.shard}-{spot.pos}", *told)
+        return [one.spot for one in dead]
 
     found: list[DeadLetter] = []
-    async for line, spot, body in _with_bodies(logbook, shared, spots, limit):
+    for line, spot, body in await _looked_at(logbook, shared, spots, limit):
+        letter = letters[line.shard, spot.pos]
         form, data = body if isinstance(body, tuple) else (BYTES, b"")
-        aside = line.state.groups[group].aside[spot.pos]
-        identity = f"{spot.seqnum}-{spot.index}"
-        letter = aside.reason, aside.deliveries, spot.time_us, aside.due_us, form, data
-        found.append(DeadLetter(f"{line.shard}-{spot.pos}", identity, *letter))
+        found.append(msgspec.structs.replace(letter, form=form, data=data))
     return found
 
 
 def _dead(state: ShardState, name: str) -> list[Aside]:
+    """The group's dead letters, in order."""
     group = state.groups.get(name)
     return [] if group is None else [one for _, one in sorted(group.aside.items()) if one.status == DEAD]
 
 
-async def _with_bodies(
+async def _looked_at(
     logbook: LogBook, shared: Following, spots_of: Callable[[ShardState, int], list[Spot]], most: int
-) -> AsyncIterator[tuple[Line, Spot, Body | Lost]]:
+) -> list[tuple[Line, Spot, Body | Lost]]:
     """These messages of each shard with their bodies: `most` at most, and of large ones as many as fill a take."""
+    found: list[tuple[Line, Spot, Body | Lost]] = []
     room_bytes = TAKE_BYTES
     for line in shared.lines:
-        spots = spots_of(line.state, most)
+        spots = spots_of(line.state, most - len(found))[: most - len(found)]
         bodies = await shared.bodies.fetch(logbook, [Delivery(spot, 0, 0, 0) for spot in spots], room_bytes)
-        for spot, body in zip(spots, bodies, strict=False):
-            yield line, spot, body
-            most -= 1
-            room_bytes -= len(body[1]) if isinstance(body, tuple) else 0
-        if len(bodies) < len(spots) or room_bytes <= 0 or not most:
-            return
+        found += [(line, spot, body) for spot, body in zip(spots, bodies, strict=False)]
+        room_bytes -= sum(len(body[1]) for body in bodies if isinstance(body, tuple))
+        if len(bodies) < len(spots) or room_bytes <= 0 or len(found) == most:
+            break
+    return found
 
 
 async def change_dead(logbook: LogBook, shared: Following, group: str, verb: int, wanted: dict[Place, str]) -> int:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 import boki.testing
-from boki import NotFound
+from boki import LogBook, NotFound
 from boki.libs.bokiqueue import NoSuchGroup, Queue
+from boki.libs.bokiqueue.callers import Bodies
 from boki.libs.bokiqueue.groups import TAKE_BYTES
 from tests.libs.bokiqueue.running import asynchronous
 
@@ -165,3 +166,27 @@ async def test_figures_do_not_count_what_has_expired() -> None:
         assert [message.value for message in await queue.pop_many(5)] == [4]
         (group,) = (await queue.stats()).groups
         assert (group.depth, group.expired, group.done) == (0, 3, 1)
+
+
+@asynchronous
+async def test_a_dead_letter_that_is_purged_while_its_body_is_read_is_told_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another process is quicker: the fold continues at every read."""
+    async with boki.testing.context() as ctx:
+        queue: Queue[str] = Queue(ctx.logbook, "q")
+        await queue.push("stone")
+        stone = await queue.lease(60)
+        assert stone is not None
+        await queue.bury(stone, reason="it is not food")
+        fetch = Bodies.fetch
+
+        async def slow(self: Bodies, logbook: LogBook, *rest: Any) -> Any:
+            monkeypatch.setattr(Bodies, "fetch", fetch)
+            assert await queue.purge() == 1
+            return await fetch(self, logbook, *rest)
+
+        monkeypatch.setattr(Bodies, "fetch", slow)
+        (letter,) = await queue.dead_letters()
+        assert (letter.reason, letter.deliveries, letter.data) == ("it is not food", 1, b"stone")
+        assert await queue.dead_letters() == []
