@@ -54,7 +54,7 @@ ANSWER_S: Final = 60.0
 MARGIN_S: Final = 0.0005
 BODY_BUDGET_BYTES: Final = 64 * 1024 * 1024
 READ_TOGETHER: Final = 16
-"""Records that are read again at once: each may have a megabyte."""
+"""Messages whose records are read again at once: each may have a megabyte."""
 LOOKED_AT: Final = 100
 """Records with messages that come back, looked at with each page: whether they still do."""
 
@@ -327,14 +327,10 @@ class Bodies:
 
     def here(self, one: Delivery) -> Body | None:
         """The body of a message, if it is kept."""
-        spot = one.spot
-        kept = self._kept.get(spot.carried_to or spot.seqnum)
-        if kept is None:
-            return None
-        kind, index = kept.kind, spot.carried_index if spot.carried_to else spot.index
-        if index >= len(kind.bodies) or (form := records.form_of(kind.forms, index)) == LOST:
-            return None
-        return form, kind.bodies[index]
+        seqnum, index = one.spot.place
+        kept = self._kept.get(seqnum)
+        body = None if kept is None else _body(kept.kind, seqnum, index)
+        return body if isinstance(body, tuple) else None
 
     async def fetch(
         self, logbook: LogBook, deliveries: Iterable[Delivery], most_bytes: int | None = None
@@ -344,37 +340,30 @@ class Bodies:
         With `most_bytes` of the first of them only, as many as have this many bytes together; of one at least.
         """
         places = [one.spot.place for one in deliveries]
-        here = {seqnum: self._kept[seqnum].kind for seqnum, _ in places if seqnum in self._kept}
-        read: dict[int, Push | Carry | Lost] = {}
+        kinds: dict[int, Push | Carry | Lost] = {one: self._kept[one].kind for one, _ in places if one in self._kept}
         found: list[Body | Lost] = []
         size = 0
-        for at, (seqnum, index) in enumerate(places):
-            kind = here.get(seqnum) or read.get(seqnum)
-            if kind is None:
-                read = await _read_some(logbook, (one for one, _ in places[at:] if one not in here))
-                kind = read[seqnum]
-            if isinstance(kind, Lost):
-                found.append(kind)
-                continue
-            if index >= len(kind.bodies):  # a forged checkpoint may say so
-                found.append(CorruptData(f"record {seqnum} has no message {index}"))
-                continue
-            body, form = kind.bodies[index], records.form_of(kind.forms, index)
-            size += len(body)
-            if most_bytes is not None and found and size > most_bytes:
-                break
-            found.append((form, body) if form != LOST else CorruptData("it was lost before it was carried"))
+        for some in records.runs(places, lambda _: 0, 0, READ_TOGETHER):
+            missing = list(dict.fromkeys(seqnum for seqnum, _ in some if seqnum not in kinds))
+            read = await asyncio.gather(*(_read(logbook, seqnum) for seqnum in missing))
+            kinds.update(zip(missing, read, strict=True))
+            for seqnum, index in some:
+                body = _body(kinds[seqnum], seqnum, index)
+                size += len(body[1]) if isinstance(body, tuple) else 0
+                if most_bytes is not None and found and size > most_bytes:
+                    return found
+                found.append(body)
         return found
 
 
-async def _read_some(logbook: LogBook, seqnums: Iterable[int]) -> dict[int, Push | Carry | Lost]:
-    """The first few of those records."""
-    some: dict[int, None] = {}
-    for seqnum in seqnums:
-        some[seqnum] = None
-        if len(some) == READ_TOGETHER:
-            break
-    return dict(zip(some, await asyncio.gather(*(_read(logbook, seqnum) for seqnum in some)), strict=True))
+def _body(kind: Push | Carry | Lost, seqnum: int, index: int) -> Body | Lost:
+    """A message of that record."""
+    if isinstance(kind, Lost):
+        return kind
+    if index >= len(kind.bodies):  # a forged checkpoint may say so
+        return CorruptData(f"record {seqnum} has no message {index}")
+    form = records.form_of(kind.forms, index)
+    return (form, kind.bodies[index]) if form != LOST else CorruptData("it was lost before it was carried")
 
 
 async def _read(logbook: LogBook, seqnum: int) -> Push | Carry | Lost:
