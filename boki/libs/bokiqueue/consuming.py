@@ -23,7 +23,8 @@ import msgspec
 
 from boki import ConfigError, function
 from boki.faces import Signature, Use
-from boki.libs.bokiqueue.messages import check_count, check_group, check_queue, check_span
+from boki.libs.bokiqueue.messages import check_count, check_group, check_queue
+from boki.libs.fold.arguments import check_span
 
 F = TypeVar("F", bound=Callable[..., Any])
 

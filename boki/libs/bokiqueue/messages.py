@@ -24,19 +24,16 @@ from boki.extending import encode_any
 from boki.libs.bokiqueue.groups import Delivery
 from boki.libs.bokiqueue.records import BYTES, JSON, MAX_BATCH, MAX_MESSAGE_BYTES, TEXT, Settings
 from boki.libs.fold import arguments
-from boki.libs.fold.arguments import check_key, check_name, check_span, shown
+from boki.libs.fold.arguments import check_key, check_name, check_span, few_of, shown
 
 T = TypeVar("T")
 
 MAX_DELAY_S: Final = arguments.MAX_SECONDS
 """A message may be delayed by a year, and live or be leased for as long. So may a logged call."""
 MAX_KEY_CHARS: Final = arguments.MAX_KEY_CHARS
-_NAMED: Final = 10
 ENCODINGS: Final[tuple[Literal["bytes", "text", "json"], ...]] = ("bytes", "text", "json")
 """What the forms of bodies are called elsewhere."""
 _FORMS: Final[dict[str, int]] = {name: form for form, name in enumerate(ENCODINGS)}
-
-__all__ = ["check_key", "check_span", "shown"]
 
 
 class NoSuchQueue(NotFound):
@@ -101,13 +98,12 @@ def too_large_a_push(error: TooLarge) -> TooLarge:
 
 def leases_lost(queue: str, receipts: list[str], count: int) -> LeaseLost:
     """The error of a caller that wanted to settle this many, and these were not leased."""
-    named = ", ".join(receipts[:_NAMED]) + (f" and {len(receipts) - _NAMED:,} more" if len(receipts) > _NAMED else "")
     some, them, theirs = f"{len(receipts):,} of {count:,} messages of queue {queue!r} are", "them", "Their receipts"
     if count == 1:
         some, them, theirs = f"the message of queue {queue!r} is", "it", "Its receipt"
     return LeaseLost(
         f"{some} not leased by this consumer any more: nothing was changed for {them}, and others are given {them}, or "
-        f"have settled {them}. {theirs}: {named}",
+        f"have settled {them}. {theirs}: {few_of(receipts)}",
         queue=queue,
         receipts=receipts,
     )

@@ -31,11 +31,11 @@ from boki.libs.bokiqueue.groups import (
     Spot,
 )
 from boki.libs.bokiqueue.lines import Line
-from boki.libs.bokiqueue.messages import DeadLetter, Message, check_count, check_span, no_such_queue
+from boki.libs.bokiqueue.messages import DeadLetter, Message, check_count, no_such_queue
 from boki.libs.bokiqueue.records import BYTES, MAX_SHARDS, DropGroup, OpenGroup, Settings, Settle, Setup, sound
 from boki.libs.bokiqueue.sessions import NEVER_US
 from boki.libs.bokiqueue.state import DEFAULT_GROUP, ShardState
-from boki.libs.fold.arguments import NAME
+from boki.libs.fold.arguments import NAME, check_span, few_of
 
 SETTINGS_S: Final = 1.0  # for this long a handle trusts the settings that it has read
 MAX_MESSAGES: Final = 1_000_000_000
@@ -384,10 +384,9 @@ async def change_dead(logbook: LogBook, shared: Following, group: str, verb: int
 
 
 def _no_dead_letters(queue: str, group: str, handles: list[str], what_of_others: str, changed: int = 0) -> NotFound:
-    named = ", ".join(handles[:10]) + (f" and {len(handles) - 10} more" if len(handles) > 10 else "")
     of_group = f", group {group!r}" if group else ""
     return NotFound(
-        f"there is no dead letter {named} in queue {queue!r}{of_group}: {what_of_others}",
+        f"there is no dead letter {few_of(handles)} in queue {queue!r}{of_group}: {what_of_others}",
         outcome="unknown" if changed else "not_applied",
         field="handle",
     )

@@ -33,10 +33,8 @@ from boki.libs.bokiqueue.messages import (
     check_count,
     check_group,
     check_group_keys,
-    check_key,
     check_queue,
     check_reason,
-    check_span,
     encode_body,
     handle_of,
     leases_lost,
@@ -46,6 +44,7 @@ from boki.libs.bokiqueue.messages import (
 from boki.libs.bokiqueue.operating import KnownSettings, QueueStats, append_to_all, settings_of
 from boki.libs.bokiqueue.state import DEFAULT_GROUP, MAX_GROUPS
 from boki.libs.fold import outbox
+from boki.libs.fold.arguments import check_key, check_span, few_of
 
 T = TypeVar("T")
 
@@ -279,7 +278,7 @@ class Queue(Generic[T]):
         if is_refused:
             raise CorruptData(
                 f"{len(lost)} messages that were popped from queue {self.name!r} cannot be read, and are gone: "
-                f"{', '.join(one.id for one, _ in lost[:10])}: {lost[0][1]}; the {len(kept)} others can be taken again",
+                f"{few_of([one.id for one, _ in lost])}: {lost[0][1]}; the {len(kept)} others can be taken again",
                 queue=self.name,
             )
         return found

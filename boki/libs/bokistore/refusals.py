@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from boki import BokiError, NotFound, TooLarge, Trimmed, WrongState
+from boki.libs.fold.arguments import few_of
 
 
 class NoSuchObject(NotFound):
@@ -85,7 +86,7 @@ def of_commit(error: BokiError) -> BokiError:
 def conflict(objects: Iterable[str], book: str, *, tries: int = 0) -> ConflictError:
     """The error. `tries`: how often the commit was tried, if others were always faster."""
     names = sorted(objects)
-    shown = ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    shown = few_of([*map(repr, names)], 5)
     why = f"was overtaken {tries} times by changes of" if tries else "read what others changed meanwhile in"
     return ConflictError(
         f"the transaction {why} {shown} of book {book!r}: nothing was committed; run it again, as "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import isfinite
 from typing import Final, TypeVar
 
@@ -95,3 +95,13 @@ def shown(number: object) -> str:
     if isinstance(number, int):
         return f"{number:,}" if abs(number) < 1 << 64 else "a number that is far too large"
     return f"{number:,.15g}" if isinstance(number, float) and isfinite(number) else str(number)
+
+
+def few_of(names: Sequence[object], most: int = 10) -> str:
+    """A few names for a message, and how many more there are.
+
+    >>> few_of("abcd", 3)
+    'a, b, c and 1 more'
+    """
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(map(str, names[:most])) + more
