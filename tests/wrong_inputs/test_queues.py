@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from boki import BokiError
-from boki.libs.bokiqueue import Queue, messages
+from boki.libs.bokiqueue import Queue
+from boki.libs.fold.arguments import MAX_SECONDS
 from boki.retry import MAX_DELAY_S
 from boki.testing.memory_port import MemoryPort
 from tests.gateway.fake_backend import run, serving
@@ -92,7 +93,7 @@ async def test_the_refusal_says_what_is_wrong_and_what_to_do(row: tuple[Callable
 )
 def test_the_same_over_http(row: str, path: str, message: str) -> None:
     """A year has one length everywhere, in digits."""
-    assert messages.MAX_DELAY_S == MAX_DELAY_S, row
+    assert MAX_SECONDS == MAX_DELAY_S, row
 
     async def scenario() -> None:
         async with serving() as (_, _backend, http), http.post(path, json="x") as response:

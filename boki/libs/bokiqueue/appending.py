@@ -42,7 +42,6 @@ from boki.libs.bokiqueue.following import Following, following
 from boki.libs.bokiqueue.messages import (
     Message,
     QueueFull,
-    check_count,
     check_group_keys,
     check_life,
     encode_body,
@@ -53,6 +52,7 @@ from boki.libs.bokiqueue.operating import KnownSettings, length, next_expiry_us
 from boki.libs.bokiqueue.records import Done, Push, Settings, belongs, sound
 from boki.libs.bokiqueue.sessions import NEVER_US
 from boki.libs.fold import outbox
+from boki.libs.fold.arguments import check_count
 from boki.libs.fold.registry import Tasks
 from boki.libs.fold.retrying import as_told, uncertain
 
@@ -73,7 +73,7 @@ def listed(bodies: Iterable[Any]) -> list[Any]:
     """The bodies of a push."""
     if isinstance(bodies, (str, bytes, bytearray, memoryview, dict)) or not isinstance(bodies, Iterable):
         raise WrongType(f"bodies must be a list, not {type(bodies).__name__}: write push(body) for one", field="bodies")
-    check_count(len(found := list(bodies)), "bodies")
+    check_count(len(found := list(bodies)), "bodies", records.MAX_BATCH)
     return found
 
 

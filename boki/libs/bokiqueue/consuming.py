@@ -23,8 +23,8 @@ import msgspec
 
 from boki import ConfigError, function
 from boki.faces import Signature, Use
-from boki.libs.bokiqueue.messages import check_count, check_group, check_queue
-from boki.libs.fold.arguments import check_span
+from boki.libs.bokiqueue.messages import check_group
+from boki.libs.fold.arguments import check_count, check_name, check_span
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -61,7 +61,7 @@ def consumption_of(settings: Mapping[str, Any]) -> Consumption:
 
 
 def _checked(found: Consumption) -> Consumption:
-    check_queue(found.queue)
+    check_name(found.queue, "queue")
     check_group(found.group)
     check_count(found.batch, "batch", MAX_COUNT, least=0)
     check_count(found.concurrency, "concurrency", MAX_COUNT)

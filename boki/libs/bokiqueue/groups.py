@@ -119,10 +119,6 @@ class Aside(msgspec.Struct, array_like=True, gc=False):
     deliveries: Number = 0
     reason: _Reason = ""
 
-    def has_expired(self, now_us: int) -> bool:
-        """Whether no take gives it any more: its time is over, and it is not leased."""
-        return self.status not in (LEASED, DEAD) and 0 < self.spot.expires_us <= now_us
-
 
 class Segment(msgspec.Struct, frozen=True, gc=False):
     """The messages of one push."""

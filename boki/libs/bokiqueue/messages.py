@@ -22,15 +22,12 @@ import msgspec
 from boki import BokiError, InvalidArgument, NotFound, Overloaded, TooLarge, WrongType
 from boki.extending import encode_any
 from boki.libs.bokiqueue.groups import Delivery
-from boki.libs.bokiqueue.records import BYTES, JSON, MAX_BATCH, MAX_MESSAGE_BYTES, TEXT, Settings
+from boki.libs.bokiqueue.records import BYTES, JSON, MAX_MESSAGE_BYTES, TEXT, Settings
 from boki.libs.fold import arguments
 from boki.libs.fold.arguments import check_key, check_name, check_span, few_of, shown
 
 T = TypeVar("T")
 
-MAX_DELAY_S: Final = arguments.MAX_SECONDS
-"""A message may be delayed by a year, and live or be leased for as long. So may a logged call."""
-MAX_KEY_CHARS: Final = arguments.MAX_KEY_CHARS
 ENCODINGS: Final[tuple[Literal["bytes", "text", "json"], ...]] = ("bytes", "text", "json")
 """What the forms of bodies are called elsewhere."""
 _FORMS: Final[dict[str, int]] = {name: form for form, name in enumerate(ENCODINGS)}
@@ -112,11 +109,6 @@ def leases_lost(queue: str, receipts: list[str], count: int) -> LeaseLost:
 # Arguments
 
 
-def check_queue(name: object) -> str:
-    """`name`, if it may name a queue."""
-    return check_name(name, "queue")
-
-
 def check_group(name: object) -> str:
     """`name`, if it may name a consumer group; "" is the default group."""
     return "" if name == "" and isinstance(name, str) else check_name(name, "group")
@@ -132,11 +124,6 @@ def check_life(delay_s: object, ttl_s: object) -> tuple[int, int]:
             field="ttl_s",
         )
     return delay_us, ttl_us
-
-
-def check_count(value: object, field: str, most: int = MAX_BATCH, *, least: int = 1) -> int:
-    """A whole number."""
-    return arguments.check_count(value, field, most, least=least)
 
 
 def check_reason(reason: object) -> str:
@@ -258,10 +245,6 @@ class Message(Generic[T]):
     def until(self) -> int:
         """When the lease runs out."""
         return self.delivery.until_us
-
-    def extended(self, delivery: Delivery | None) -> None:
-        """Its lease is that one now, if it still has it."""
-        self.delivery = delivery or self.delivery
 
     @property
     def group_key(self) -> str:

@@ -31,11 +31,11 @@ from boki.libs.bokiqueue.groups import (
     Spot,
 )
 from boki.libs.bokiqueue.lines import Line
-from boki.libs.bokiqueue.messages import DeadLetter, Message, check_count, no_such_queue
+from boki.libs.bokiqueue.messages import DeadLetter, Message, no_such_queue
 from boki.libs.bokiqueue.records import BYTES, MAX_SHARDS, DropGroup, OpenGroup, Settings, Settle, Setup, sound
 from boki.libs.bokiqueue.sessions import NEVER_US
 from boki.libs.bokiqueue.state import DEFAULT_GROUP, ShardState
-from boki.libs.fold.arguments import NAME, check_span, few_of
+from boki.libs.fold.arguments import NAME, check_count, check_span, few_of
 
 SETTINGS_S: Final = 1.0  # for this long a handle trusts the settings that it has read
 MAX_MESSAGES: Final = 1_000_000_000

@@ -30,10 +30,8 @@ from boki.libs.bokiqueue.messages import (
     DeadLetter,
     LeaseLost,
     Message,
-    check_count,
     check_group,
     check_group_keys,
-    check_queue,
     check_reason,
     encode_body,
     handle_of,
@@ -44,7 +42,7 @@ from boki.libs.bokiqueue.messages import (
 from boki.libs.bokiqueue.operating import KnownSettings, QueueStats, append_to_all, settings_of
 from boki.libs.bokiqueue.state import DEFAULT_GROUP, MAX_GROUPS
 from boki.libs.fold import outbox
-from boki.libs.fold.arguments import check_key, check_span, few_of
+from boki.libs.fold.arguments import check_count, check_key, check_name, check_span, few_of
 
 T = TypeVar("T")
 
@@ -57,7 +55,7 @@ class Queue(Generic[T]):
     def __init__(self, logbook: LogBook, name: str, *, group: str = "", type: type[T] | None = None) -> None:  # noqa: A002
         """Nothing is read or written yet."""
         self.logbook = logbook
-        self.name = check_queue(name)
+        self.name = check_name(name, "queue")
         self.group = check_group(group)
         self.kind = type
         self.known = KnownSettings(logbook, self.name)
@@ -188,7 +186,7 @@ class Queue(Generic[T]):
 
     async def pop_many(self, count: int, *, wait_s: float = 0, op: str | None = None) -> list[Message[T]]:
         """Take up to `count` messages permanently; it waits for the first one only."""
-        return await self._take(check_count(count, "count"), 0, wait_s, op)
+        return await self._take(check_count(count, "count", records.MAX_BATCH), 0, wait_s, op)
 
     async def lease(self, lease_s: float = 30, *, wait_s: float = 0, op: str | None = None) -> Message[T] | None:
         """Take the next message for `lease_s`: if it is not acked by then, by the log's time, others are given it.
@@ -203,7 +201,7 @@ class Queue(Generic[T]):
     ) -> list[Message[T]]:
         """Lease up to `count` messages; it waits for the first one only."""
         lease_us = check_span(lease_s, "lease_s", least_s=0.001)
-        return await self._take(check_count(count, "count"), lease_us, wait_s, op)
+        return await self._take(check_count(count, "count", records.MAX_BATCH), lease_us, wait_s, op)
 
     async def _take(self, count: int, lease_us: int, wait_s: float, op: str | None) -> list[Message[T]]:
         patience_s = check_span(wait_s, "wait_s") / 1e6 if wait_s else 0.0
@@ -340,7 +338,7 @@ class Queue(Generic[T]):
                 if verb != records.EXTEND:
                     message.is_settled = True
                 elif (group := shared.lines[message.shard].state.groups.get(self.group)) is not None:
-                    message.extended(group.held(message.delivery))
+                    message.delivery = group.held(message.delivery) or message.delivery
         if lost and self.group != DEFAULT_GROUP and not any(self.group in line.state.groups for line in shared.lines):
             raise no_such_group(self.name, self.group)
         if lost:
@@ -371,13 +369,10 @@ class Queue(Generic[T]):
 
     # Groups and looking
 
-    @property
-    def _own_group(self) -> str | None:
-        """The group, if it must be there before it is looked at: the default one is made by its first take."""
-        return self.group or None
-
     async def _caught_up(self, group: str | None = None) -> Following:
-        """The fold, after everything that is acknowledged by now. `NoSuchGroup` if it lacks the group."""
+        """The fold, after everything that is acknowledged by now. `NoSuchGroup` if it lacks the group. None: it is the
+        default one, which its first take makes.
+        """
         shared = await self.opened()
         await self.logbook.sync()
         await shared.follower.catch_up(self.logbook)
@@ -429,12 +424,14 @@ class Queue(Generic[T]):
         Not those that are delayed, or that stand behind a message of their key.
         """
         check_count(count, "count", 1_000)
-        return await operating.peek(self.logbook, await self._caught_up(self._own_group), self.group, count, self.kind)
+        return await operating.peek(
+            self.logbook, await self._caught_up(self.group or None), self.group, count, self.kind
+        )
 
     async def dead_letters(self, limit: int = 100) -> list[DeadLetter]:
         """Dead letters of the group, the oldest message first; of large ones fewer, of 16 MiB in all."""
         check_count(limit, "limit", 10_000)
-        return await operating.dead_letters(self.logbook, await self._caught_up(self._own_group), self.group, limit)
+        return await operating.dead_letters(self.logbook, await self._caught_up(self.group or None), self.group, limit)
 
     async def redrive(self, *handles: str) -> int:
         """Let dead letters be taken again, as if they had never been: those named, or all; how many there were.
@@ -449,7 +446,7 @@ class Queue(Generic[T]):
 
     async def _change_dead(self, verb: int, handles: tuple[str, ...]) -> int:
         wanted = {parse_handle(handle): handle for handle in handles}
-        shared = await self._caught_up(self._own_group)
+        shared = await self._caught_up(self.group or None)
         return await operating.change_dead(self.logbook, shared, self.group, verb, wanted)
 
 

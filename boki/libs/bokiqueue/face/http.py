@@ -17,23 +17,17 @@ from boki.gateway.server.http.bodies import message_value
 from boki.gateway.server.http.endpoints import Asked, Endpoints
 from boki.libs.bokiqueue import Queue, QueueStats, messages, queue_names
 from boki.libs.bokiqueue.groups import TAKE_BYTES
-from boki.libs.bokiqueue.messages import (
-    MAX_DELAY_S,
-    MAX_KEY_CHARS,
-    LetterShape,
-    MessageShape,
-    SettingsShape,
-    check_count,
-)
+from boki.libs.bokiqueue.messages import LetterShape, MessageShape, SettingsShape
 from boki.libs.bokiqueue.records import MAX_MESSAGE_BYTES
+from boki.libs.fold.arguments import MAX_KEY_CHARS, MAX_SECONDS, check_count
 from boki.log.checks import check_book, check_writable
 
 MAX_COUNT: Final = 1_000
 """Messages of one answer."""
 
-Delay = Annotated[float, Meta(ge=0, le=MAX_DELAY_S, description="Seconds until it can be taken")]
-Life = Annotated[float, Meta(ge=0, le=MAX_DELAY_S, description="Seconds after which it is dropped if not taken")]
-Lease = Annotated[float, Meta(ge=0, le=MAX_DELAY_S, description="Seconds until others get what is not acked")]
+Delay = Annotated[float, Meta(ge=0, le=MAX_SECONDS, description="Seconds until it can be taken")]
+Life = Annotated[float, Meta(ge=0, le=MAX_SECONDS, description="Seconds after which it is dropped if not taken")]
+Lease = Annotated[float, Meta(ge=0, le=MAX_SECONDS, description="Seconds until others get what is not acked")]
 Wait = Annotated[float, Meta(ge=0, le=MAX_WAIT_S, description="Seconds to wait for a message, or for room")]
 Count = Annotated[int, Meta(description="Maximum number of messages, up to 1,000")]
 Limit = Annotated[int, Meta(description="Maximum number of dead letters, up to 10,000")]
