@@ -406,7 +406,9 @@ async def queue_names(logbook: LogBook) -> list[str]:
 
 
 def start_of(start: object, start_time_s: object) -> tuple[int, int]:
-    """From which record and which time on a group begins."""
+    """From which record and which time on a group begins. A seqnum may be in digits."""
+    if isinstance(start, str) and start.isascii() and start.isdigit() and len(start) < 20:
+        start = int(start)
     if isinstance(start, str) and start not in ("earliest", "now"):
         raise InvalidArgument(f'start must be a seqnum, "earliest" or "now", not {start!r:.60}', field="start")
     seqnum = {"earliest": 0, "now": records.NOW}[start] if isinstance(start, str) else start

@@ -316,12 +316,11 @@ async def replay(
 
     A group that does not exist yet is created.
     """
-    at: int | str = int(start) if start.isascii() and start.isdecimal() and len(start) < 20 else start
     text = f"group {queue.group or '(default)'} begins again from {start}"
     try:
-        await queue.replay(start=at, start_time_s=start_time_s)
+        await queue.replay(start=start, start_time_s=start_time_s)
     except NoSuchGroup:
-        await queue.create_group(queue.group, start=at, start_time_s=start_time_s)
+        await queue.create_group(queue.group, start=start, start_time_s=start_time_s)
         text = f"group {queue.group or '(default)'} begins from {start}"
         if queue.group:
             text = f"group {queue.group} is new: every message is kept until it has done it, or until "

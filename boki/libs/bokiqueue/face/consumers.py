@@ -33,6 +33,7 @@ from boki.libs.bokiqueue.consuming import LIBRARY, Consumption, consumption_of
 from boki.libs.bokiqueue.following import Queues
 from boki.libs.bokiqueue.messages import ENCODINGS
 from boki.libs.bokiqueue.records import JSON, TEXT
+from boki.libs.fold.arguments import few_of
 from boki.log.operations import Failure
 from boki.protocol.calls import Call, FunctionInfo, Outcome, Payload
 
@@ -348,7 +349,7 @@ class Place:
 
 def ids_text(messages: list[Message[Any]]) -> str:
     """Which messages they are, for a log line: a few by their ids."""
-    named = ", ".join(one.id for one in messages[:NAMED]) + (", …" if len(messages) > NAMED else "")
+    named = few_of([one.id for one in messages], NAMED)
     return f"message {named}" if len(messages) == 1 else f"{len(messages)} messages ({named})"
 
 

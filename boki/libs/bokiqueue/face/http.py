@@ -206,7 +206,7 @@ async def _purge(asked: Asked, handles: Handles | None = None, group: str = "") 
 async def _create_group(
     asked: Asked, group: str = "", start: Start = "earliest", start_time_s: float | None = None
 ) -> None:
-    await _queue(asked).create_group(group, start=_start(start), start_time_s=start_time_s)
+    await _queue(asked).create_group(group, start=start, start_time_s=start_time_s)
 
 
 @ENDPOINTS("DELETE", f"{ONE}/groups/{{group}}", "dropGroup", "Delete a consumer group")
@@ -216,8 +216,4 @@ async def _drop_group(asked: Asked) -> None:
 
 @ENDPOINTS("POST", f"{ONE}/replay", "replay", "Let a group begin again, from any point that is kept", reads="body")
 async def _replay(asked: Asked, group: str = "", start: Start = "earliest", start_time_s: float | None = None) -> None:
-    await _queue(asked, group).replay(start=_start(start), start_time_s=start_time_s)
-
-
-def _start(text: str) -> int | str:
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else text
+    await _queue(asked, group).replay(start=start, start_time_s=start_time_s)
