@@ -1,7 +1,7 @@
 """The folds of a queue in one process: begun from checkpoints, brought on by what is read, and kept small.
 
 **Checkpoints.** One is due after this many records of a shard, and written by a process that consumes: the one whose
-act was the last of them. Processes that push what expires see to it, too. Two that do it at once do no harm: of two
+act was the last of them. Processes that push what expires write one, too. Two that do it at once do no harm: of two
 writers one gives up (`boki.libs.fold.checkpoints`). The trim follows when the fold has come to the checkpoint, and
 messages that linger are carried: appended again.
 """
