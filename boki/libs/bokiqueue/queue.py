@@ -30,6 +30,7 @@ from boki.libs.bokiqueue.messages import (
     DeadLetter,
     LeaseLost,
     Message,
+    NoSuchQueue,
     check_group,
     check_group_keys,
     check_reason,
@@ -223,7 +224,7 @@ class Queue(Generic[T]):
                 if not shared.has_group(self.group):
                     await self._enter_group(shared)
                 found = await self._receive(shared, count, lease_us, left_s if patience_s else None, op)
-            except BokiError:
+            except NoSuchQueue:
                 if not shared.follower.is_over:
                     raise
                 await self.known.read(fresh=True)  # it is another queue by now
