@@ -46,13 +46,12 @@ from boki.libs.bokiqueue.messages import (
     check_life,
     encode_body,
     leases_lost,
-    too_large_a_push,
 )
 from boki.libs.bokiqueue.operating import KnownSettings, length, next_expiry_us
 from boki.libs.bokiqueue.records import Done, Push, Settings, belongs, sound
 from boki.libs.bokiqueue.sessions import NEVER_US
 from boki.libs.fold import outbox
-from boki.libs.fold.arguments import check_count
+from boki.libs.fold.arguments import check_count, of_append
 from boki.libs.fold.registry import Tasks
 from boki.libs.fold.retrying import as_told, uncertain
 
@@ -226,7 +225,8 @@ async def push_all(
         except ConditionFailed:
             continue  # its settings were changed, or it was deleted and is gone
         except TooLarge as error:
-            raise too_large_a_push(error) from None
+            told = "one push_many may have at most {limit} in all: push in several calls"
+            raise of_append(error, "bodies", told) from None
     else:
         raise BokiError(f"settings of queue {known.name!r} change too quickly: nothing was pushed", retryable=True)
     if ttl_s:

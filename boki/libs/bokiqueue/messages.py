@@ -19,7 +19,7 @@ from typing import Any, Final, Generic, Literal, TypeVar
 
 import msgspec
 
-from boki import BokiError, InvalidArgument, NotFound, Overloaded, TooLarge, WrongType
+from boki import BokiError, InvalidArgument, NotFound, Overloaded, WrongType
 from boki.extending import encode_any
 from boki.libs.bokiqueue.groups import Delivery
 from boki.libs.bokiqueue.records import BYTES, JSON, MAX_MESSAGE_BYTES, TEXT, Settings
@@ -80,16 +80,6 @@ def no_such_group(name: str, group: str) -> NoSuchGroup:
         f"`boki queue replay BOOK {name}{option}`, or over HTTP with POST to its /groups",
         queue=name,
         group=group,
-    )
-
-
-def too_large_a_push(error: TooLarge) -> TooLarge:
-    """The error for the caller of a push, if it is about what one append may have."""
-    if error.details.get("field") != "records":
-        return error
-    limit = error.details["limit"]
-    return TooLarge(
-        f"one push_many may have at most {limit:,} bytes in all: push in several calls", field="bodies", limit=limit
     )
 
 

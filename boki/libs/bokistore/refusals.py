@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from boki import BokiError, NotFound, TooLarge, Trimmed, WrongState
-from boki.libs.fold.arguments import few_of
+from boki import BokiError, NotFound, Trimmed, WrongState
+from boki.libs.fold.arguments import few_of, of_append
 
 
 class NoSuchObject(NotFound):
@@ -73,14 +73,8 @@ def of_object(error: BokiError, name: str) -> BokiError:
 
 def of_commit(error: BokiError) -> BokiError:
     """An error of the append of a commit, in words of the transaction: its caller appends nothing."""
-    if not isinstance(error, TooLarge) or error.details.get("field") != "records":
-        return error
-    limit = error.details["limit"]
-    return TooLarge(
-        f"a transaction may write at most {limit:,} bytes in all, and nothing was committed: split it",
-        field="updates",
-        limit=limit,
-    )
+    told = "a transaction may write at most {limit} in all, and nothing was committed: split it"
+    return of_append(error, "updates", told)
 
 
 def conflict(objects: Iterable[str], book: str, *, tries: int = 0) -> ConflictError:

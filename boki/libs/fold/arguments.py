@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from math import isfinite
 from typing import Final, TypeVar
 
-from boki import InvalidArgument, TooLarge, WrongType
+from boki import BokiError, InvalidArgument, TooLarge, WrongType
 
 T = TypeVar("T")
 
@@ -95,6 +95,14 @@ def shown(number: object) -> str:
     if isinstance(number, int):
         return f"{number:,}" if abs(number) < 1 << 64 else "a number that is far too large"
     return f"{number:,.15g}" if isinstance(number, float) and isfinite(number) else str(number)
+
+
+def of_append(error: BokiError, field: str, told: str) -> BokiError:
+    """An error of an append, in words of a caller who appended nothing. `told`: what to say of the {limit} of one."""
+    if not isinstance(error, TooLarge) or error.details.get("field") != "records":
+        return error
+    limit = error.details["limit"]
+    return TooLarge(told.format(limit=f"{limit:,} bytes"), field=field, limit=limit)
 
 
 def few_of(names: Sequence[object], most: int = 10) -> str:
