@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from boki.api.failures import failure_of
 from boki.api.function import Function, register_body
-from boki.api.logbook import begin_append, leave_append
+from boki.api.logbook import begin_append, forget_tags, leave_append
 from boki.api.payloads.values import ValueCodec, codec_for, decode_any, encode_any
 from boki.api.suspension import (
     BlockingCallsById,
@@ -61,6 +61,7 @@ __all__ = [
     "ended_before",
     "ends_of",
     "failure_of",
+    "forget_tags",
     "invocation_id_of",
     "leave_append",
     "register_body",

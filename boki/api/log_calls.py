@@ -308,6 +308,12 @@ def trim(book: str, before: int, tag: str | None, caller: Caller) -> TrimBook:
     return TrimBook(book, check_seqnum(before, "before"), _checked_tag(tag, caller.limits))
 
 
+def forget_tags(book: str, before: int, tags: Sequence[str], caller: Caller) -> TrimBook:
+    """The operation of `forget_tags`."""
+    trimming = trim(book, before, tags[0], caller)
+    return TrimBook(trimming.book, trimming.before, trimming.tag, forgets=tuple(tags))
+
+
 def delete(book: str, caller: Caller) -> TrimBook:
     """The operation of `delete`."""
     caller.check_writable(book)

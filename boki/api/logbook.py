@@ -322,3 +322,16 @@ def begin_append(logbook: LogBook, data: Sequence[bytes], tags: Tags, when: When
     session = logbook.session
     group = log_calls.many_records([(item, tags) for item in data], when, None, session.caller.limits)
     return session.append(logbook.name, group, None)
+
+
+async def forget_tags(logbook: LogBook, before: int, tags: Sequence[str]) -> None:
+    """Trim each of the tags below `before`, and if no record of it is left, forget that it ever had any: its count is 0
+    from then on. At most 256 tags at once.
+
+    For tags that are used once, such as those of a workflow: the log keeps the count of a trimmed tag forever
+    otherwise. Only for a tag to which no late append can come, because one that expects a count of 0, or a tag without
+    records, would be kept. Appends that expect a higher count are refused. `Unavailable` in a cluster in which a node
+    is of a version that does not know this.
+    """
+    session = logbook.session
+    await session.ask(log_calls.forget_tags(logbook.name, before, tags, session.caller))

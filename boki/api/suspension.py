@@ -14,7 +14,8 @@ engine: the one that takes over waits for the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from asyncio import gather
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
 
@@ -132,13 +133,19 @@ async def calls_reporting_to(logbook: LogBook, invocation_id: str) -> list[str]:
         start = page.next_start
 
 
-async def ended_before(logbook: LogBook, invocation_id: str, time_us: int) -> bool:
-    """Whether a logged call has ended before that time, by the log's time, or is not kept any more.
+async def ended_before(logbook: LogBook, invocation_ids: Sequence[str], time_us: int) -> list[bool]:
+    """Of each of these logged calls, whether it has ended before that time, by the log's time, or is not kept any more.
 
-    `logbook` is that of `ends_of(invocation_id).book`.
+    `logbook` is that of `ends_of(invocation_id).book`. What is not kept is found by one question for all.
     """
-    last = await logbook.check_tail(_ID_TAG + invocation_id)
-    return last is None or ("finished" in last.tags and last.time < time_us)
+    tags = [_ID_TAG + invocation_id for invocation_id in invocation_ids]
+    compared = await logbook.session.compare(logbook.name, [(tag, 0) for tag in tags])
+    kept = range(len(tags)) if compared is None else compared.changed
+    lasts = await gather(*(logbook.check_tail(tags[number]) for number in kept))
+    ended = [True] * len(tags)
+    for number, last in zip(kept, lasts, strict=True):
+        ended[number] = last is None or ("finished" in last.tags and last.time < time_us)
+    return ended
 
 
 def ends_of(invocation_id: str, min_seqnum: int = 0) -> WakeOn:

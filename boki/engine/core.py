@@ -35,7 +35,7 @@ from boki.engine.lifecycle import Lifecycle, Stage
 from boki.engine.pending_read import PendingRead, ReadOperation
 from boki.engine.reads import Reads
 from boki.engine.replicas import Replicas
-from boki.engine.requests import Requests
+from boki.engine.requests import Requests, trim_entry
 from boki.engine.rest import Rest
 from boki.engine.stamps import Stamps
 from boki.engine.strays import Strays
@@ -45,7 +45,7 @@ from boki.engine.watches import Watches
 from boki.errors import BokiError, InvalidArgument, Unavailable
 from boki.log.ids import LogId, NodeId, Term, make_shard, shard_incarnation
 from boki.log.limits import Limits
-from boki.log.metalog import CloseShard, Cut, MetalogEntry, OpenShard, Positions, Trim, make_position, split_position
+from boki.log.metalog import CloseShard, Cut, MetalogEntry, OpenShard, Positions, Trims, make_position, split_position
 from boki.log.operations import (
     Append,
     Compare,
@@ -198,9 +198,9 @@ class EngineCore:
                 newest = max((split_position(position)[0] for position in positions.values()), default=0)
                 asking = self._ask_view(newest, now_us)
                 return [*asking, *self._read(operation, waiter, positions, deadline_us, now_us)]
-            case TrimBook(book, before, tag, everything):
+            case TrimBook():
                 self._numbers += 1
-                trim = Trim(book, tag, before, everything, self.node, self._numbers)
+                trim = trim_entry(operation, self.node, self._numbers, may_forget=self.replicas.may_forget)
                 return self.requests.trim(trim, waiter, deadline_us, self._newest_view)
             case SetRetention():
                 raise InvalidArgument("an engine does not carry out SetRetention: its shell does")
@@ -390,7 +390,7 @@ class EngineCore:
             batches = self.gathering.gather(self.follower.term, log, pieces, now_us, effects)
             if batches is None:
                 break
-            if isinstance(entry, Trim):
+            if isinstance(entry, Trims):
                 # who waits must have seen what stands before the trim, or it would look as if the trim took it away
                 effects += self.reads.on_applied(books, now_us, rows)
                 effects += self.reads.on_applied((entry.book,), now_us)
@@ -398,7 +398,7 @@ class EngineCore:
             applied = self.index.apply(log, entry, batches)
             self.follower.advance(log)
             has_applied = True
-            if isinstance(entry, Trim):
+            if isinstance(entry, Trims):
                 trimmed |= applied.books
             else:
                 books |= applied.books

@@ -12,6 +12,7 @@ from typing import Final
 
 from boki.log.ids import NodeId
 from boki.log.membership import Membership, Place, Placement, Role
+from boki.log.metalog import FORGETTING
 from boki.log.view import View
 
 Opened = tuple[Place, tuple[NodeId, ...]]
@@ -40,6 +41,12 @@ class Replicas:
         self.membership = membership
         self.live = frozenset(member.node for member in membership.of(Role.STORAGE))
         return True
+
+    @property
+    def may_forget(self) -> bool:
+        """Whether every registered node reads `ForgetTags`. Where none registers, all nodes are this process."""
+        members = self.membership.members if self.membership is not None else ()
+        return all(member.entry_version >= FORGETTING for member in members)
 
     def install_placement(self, placement: Placement) -> None:
         """Take in where closed shards have moved."""

@@ -14,11 +14,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
 from boki.engine.waiter import Ended, Unstamped, Waiter
-from boki.errors import ConnectionLost, DeadlineExceeded
-from boki.log.ids import LogId, ShardId, Term, make_shard, shard_incarnation
-from boki.log.metalog import CloseShard, MetalogEntry, OpenShard, Trim
-from boki.log.operations import Done
+from boki.errors import ConnectionLost, DeadlineExceeded, Unavailable
+from boki.log.ids import LogId, NodeId, ShardId, Term, make_shard, shard_incarnation
+from boki.log.metalog import CloseShard, ForgetTags, MetalogEntry, OpenShard, Trim, Trims
+from boki.log.operations import Done, TrimBook
 from boki.log.view import View
 from boki.protocol.effects import Send
 from boki.protocol.messages import RequestEntry
@@ -33,7 +35,7 @@ _REPEAT_US: Final = 200_000
 class _PendingTrim:
     """A trim that has not shown up in the metalog yet."""
 
-    trim: Trim
+    trim: Trims
     waiter: Waiter
     deadline_us: int
 
@@ -71,7 +73,7 @@ class Requests:
 
     # wanting
 
-    def trim(self, trim: Trim, waiter: Waiter, deadline_us: int, view: View | None) -> list[Unstamped]:
+    def trim(self, trim: Trims, waiter: Waiter, deadline_us: int, view: View | None) -> list[Unstamped]:
         """Want a trim. `view` is that of the newest term, None while an older one is followed."""
         self._trims[trim.request] = _PendingTrim(trim, waiter, deadline_us)
         return [_request(view, view.log_of(trim.book), trim)] if view is not None else []
@@ -103,7 +105,7 @@ class Requests:
         match entry:
             case OpenShard(shard) if log in self.opening and self.opening[log].shard == shard:
                 del self.opening[log]
-            case Trim(request=request):
+            case Trim(request=request) | ForgetTags(request=request):
                 pending = self._trims.get(request)
                 if pending is not None and pending.trim == entry:
                     del self._trims[request]
@@ -165,6 +167,19 @@ class Requests:
         self._fences.clear()
         lost = ConnectionLost("this engine was fenced while it waited for the order; repeat it")
         return [Ended(waiter, lost) for waiter in waiters]
+
+
+def trim_entry(operation: TrimBook, engine: NodeId, number: int, *, may_forget: bool) -> Trims:
+    """The entry that a trim asks for. `may_forget`: every node reads `ForgetTags`; else that is refused."""
+    book, before, tag, everything, forgets = msgspec.structs.astuple(operation)
+    if not forgets:
+        return Trim(book, tag, before, everything, engine, number)
+    if not may_forget:
+        raise Unavailable(
+            "a node of this cluster has a version of Boki that cannot forget tags: upgrade it, and repeat this",
+            retry_after_s=1,
+        )
+    return ForgetTags(book, forgets, before, engine, number)
 
 
 def _request(view: View, log: LogId, entry: MetalogEntry) -> Send:

@@ -42,6 +42,8 @@ from boki.log.record import Expect
 
 RECORD_OVERHEAD_BYTES: Final = 24
 """What a record costs in a chunk besides its data and tags, about."""
+MAX_FORGOTTEN: Final = 256
+"""Maximum number of tags that one operation forgets: they are one entry of the metalog."""
 
 # Python values, where a LogBook method is called
 
@@ -233,6 +235,8 @@ def check_operation(operation: Operation, limits: Limits) -> None:
                 # a cut through the records of one key would leave a repetition with a part of the first answer
                 field = "before" if operation.tag is None else "tag"
                 raise InvalidArgument(f"a book is deleted as a whole: leave {field} out", field=field)
+            if operation.forgets:
+                _check_forgotten(operation, limits)
         case SetAuxdata():
             check_seqnum(operation.seqnum, "seqnum")
             check_data(operation.data, limits.aux_bytes, "auxdata")
@@ -254,6 +258,18 @@ def check_request(operation: Operation, limits: Limits) -> None:
         except (CorruptData, VersionTooNew) as error:
             raise InvalidArgument(f"the chunk of an append cannot be read: {error.message}", field="chunk") from None
         check_append(chunk, operation.book, limits)
+
+
+def _check_forgotten(operation: TrimBook, limits: Limits) -> None:
+    tags = operation.forgets
+    if len(tags) > MAX_FORGOTTEN:
+        raise TooLarge(
+            f"at most {MAX_FORGOTTEN} tags are forgotten at once, not {len(tags)}", field="forgets", limit=MAX_FORGOTTEN
+        )
+    if operation.tag != tags[0] or operation.everything:
+        raise InvalidArgument("tag is the first of those in forgets", field="tag")
+    for tag in tags:
+        check_tag(tag, limits.tag_bytes)
 
 
 def _check_read(read: Read, limits: Limits) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from boki.log.metalog import Trim
+from boki.log.metalog import ForgetTags, Trim, Trims
 
 _RETIRED_FLOORS: Final = 20_000
 DELETED: Final = ""
@@ -34,15 +34,14 @@ class Floors:
             self._books.setdefault(book, {})[tag] = floor
         self._retired: dict[tuple[str, str | None], int] = {(book, tag): floor for book, tag, floor in retired}
 
-    def apply(self, trim: Trim, tail_seqnum: int) -> bool:
+    def apply(self, trim: Trims, tail_seqnum: int) -> bool:
         """Move a floor; `tail_seqnum` is the next seqnum at the trim's place in the order. True if it moved."""
         floors = self._books.setdefault(trim.book, {})
         floor = min(trim.before, tail_seqnum)
-        tag = DELETED if trim.everything else trim.tag
-        if floor <= floors.get(tag, 0):
-            return False
-        floors[tag] = floor
-        return True
+        tags: Sequence[str | None] = trim.tags if isinstance(trim, ForgetTags) else (_tag_of(trim),)
+        moved = [tag for tag in tags if floor > floors.get(tag, 0)]
+        floors.update(dict.fromkeys(moved, floor))
+        return bool(moved)
 
     def merge(self, rows: Iterable[FloorRow]) -> None:
         """Take over what somebody else knows; of two floors the higher one counts."""
@@ -66,6 +65,11 @@ class Floors:
         """All floors, for a checkpoint."""
         return [(book, tag, floor) for book, floors in self._books.items() for tag, floor in floors.items()]
 
+    @property
+    def has_retired(self) -> bool:
+        """Whether a floor was ever dropped: what stood below it is gone."""
+        return bool(self._retired)
+
     def retired(self) -> list[FloorRow]:
         """Floors that were dropped, the oldest first; only the last ones, if they were many."""
         return [(book, tag, floor) for (book, tag), floor in self._retired.items()]
@@ -87,3 +91,7 @@ class Floors:
     def highest(self) -> int:
         """No record at or above this is free."""
         return max((floor for floors in self._books.values() for floor in floors.values()), default=0)
+
+
+def _tag_of(trim: Trim) -> str | None:
+    return DELETED if trim.everything else trim.tag

@@ -61,6 +61,8 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     """The node that plays this role among others, and dies with all of them; empty: it plays no other."""
     runs_ahead: bool = False
     """A sequencer that keeps cuts behind their records, in one log with the storage node of its process."""
+    entry_version: int = 0
+    """The newest version of metalog entries that the node reads (`boki.log.metalog`); 0: older than such words."""
     is_leaving: bool = False
     """The node stops, and this role with it when its turn comes."""
 

@@ -58,6 +58,8 @@ class _Book:
     """Per tag, and under None for the whole book, the seqnum below which trims have taken the records away."""
     deleted_below: int = 0
     """The same for a deletion, which spares nothing, neither system tags nor keys."""
+    forgotten: dict[str, int] = field(default_factory=dict)
+    """Per tag, the next seqnum when it was last forgotten: what it had before is as if it had never been."""
     age_s: float | None = None
     size_bytes: int | None = None
 
@@ -108,17 +110,21 @@ class MemoryLog:
     # Who can be seen
 
     def _floor(self, name: str, tag: str | None) -> int:
-        """Records of the row below this are gone. A trim of the whole book spares system tags."""
+        """Readers are told that records of the row below this are gone. Trims of the whole book spare system tags."""
         book = self._book(name)
         is_spared = tag is not None and is_system_tag(tag)
         return max(book.floors.get(tag, 0), 0 if is_spared else book.floors.get(None, 0), book.deleted_below)
 
+    def _kept_from(self, name: str, tag: str | None) -> int:
+        """Records of the row below this are gone. A tag that was forgotten tells nobody."""
+        return max(self._floor(name, tag), 0 if tag is None else self._book(name).forgotten.get(tag, 0))
+
     def _is_gone(self, record: _Stored) -> bool:
-        """Nobody can read a record that is below the floors of all its tags (without tags: of its book)."""
-        return all(record.seqnum < self._floor(record.book, row) for row in record.tags or (None,))
+        """Nobody can read a record that all its tags have lost (without tags: its book)."""
+        return all(record.seqnum < self._kept_from(record.book, row) for row in record.tags or (None,))
 
     def _row(self, name: str, tag: str | None) -> list[_Stored]:
-        floor = self._floor(name, tag)
+        floor = self._kept_from(name, tag)
         row = [record for record in self._records if record.book == name and (tag is None or tag in record.tags)]
         return [record for record in row if record.seqnum >= floor and not self._is_gone(record)]
 
@@ -164,8 +170,10 @@ class MemoryLog:
         return None
 
     def _count(self, name: str, tag: str) -> int:
-        """How many records of the tag the book has ever had, since it was last deleted: trims do not lower it."""
-        start = self._book(name).deleted_below
+        """How many records of the tag the book has ever had, since it was last deleted, or forgot the tag: trims do not
+        lower it.
+        """
+        start = max(self._book(name).deleted_below, self._book(name).forgotten.get(tag, 0))
         return sum(tag in record.tags and record.seqnum >= start for record in self._records if record.book == name)
 
     def _read(self, read: Read) -> Found:
@@ -221,7 +229,12 @@ class MemoryLog:
         if trim.everything:
             self._books[trim.book] = _Book(deleted_below=max(before, book.deleted_below))
         else:
-            book.floors[trim.tag] = max(book.floors.get(trim.tag, 0), before)
+            for tag in trim.forgets or (trim.tag,):
+                book.floors[tag] = max(book.floors.get(tag, 0), before)
+        for tag in trim.forgets:
+            if not self._row(trim.book, tag):
+                book.floors.pop(tag, None)
+                book.forgotten[tag] = self.next_seqnum
 
     def _apply_retention(self, name: str) -> None:
         book, size = self._book(name), 0

@@ -1,8 +1,8 @@
 """The metalog: the only thing that needs consensus, one per physical log and term.
 
 Its entries are few and small. A `Cut` says how far each shard is ordered; everybody derives the same seqnums from it:
-inside a cut, records stand in (shard, local id) order (Scalog section 4.1, Boki section 4.3). `Trim`, `OpenShard` and
-`CloseShard` are ordered among the cuts, so the data layer changes its shape without stopping anything.
+inside a cut, records stand in (shard, local id) order (Scalog section 4.1, Boki section 4.3). `Trim`, `ForgetTags`,
+`OpenShard` and `CloseShard` are ordered among the cuts, so the data layer changes its shape without stopping anything.
 
 A **metalog position** is (term, number of entries applied), packed into one integer, so that comparing two integers
 tells who has seen more. Calls carry positions; an index that is behind waits.
@@ -18,10 +18,15 @@ import msgspec
 from boki.errors import CorruptData, InvalidArgument, VersionTooNew, WrongType
 from boki.log.ids import MAX_LOG, MAX_TERM, LogId, Natural, NodeId, ShardId, Term
 
-VERSION: Final = 3
-"""2: `CloseShard.is_lost`, which a reader of version 1 would overlook. 3: `Cut.is_ahead`, likewise; others stay 2."""
+VERSION: Final = 4
+"""2: `CloseShard.is_lost`, which a reader of version 1 would overlook. 3: `Cut.is_ahead`, likewise. 4: `ForgetTags`.
+An entry is written in the lowest version that has it.
+"""
+FORGETTING: Final = 4
+"""Nodes that read entries of this version know `ForgetTags`."""
 _PLAIN_VERSION: Final = b"\x02"
 _AHEAD_VERSION: Final = b"\x03"
+_FORGETTING_VERSION: Final = b"\x04"
 _INDEX_BITS: Final = 43
 _PLACE: Final = re.compile(r"(\d{1,3}):(\d{1,7})\.(\d{1,13})", re.ASCII)
 
@@ -61,6 +66,21 @@ class Trim(msgspec.Struct, frozen=True, array_like=True, tag="trim"):
     request: Natural
 
 
+class ForgetTags(msgspec.Struct, frozen=True, array_like=True, tag="forget"):
+    """A `Trim` of each of these tags. If no record of it is left behind that, the tag is forgotten: from here on it is
+    one that never had a record, and its count is 0.
+
+    A kind of its own and no field of `Trim`: a node of an earlier version would overlook a field, and would decide
+    conditions on the count otherwise than the others. It refuses an entry of a kind that it does not know.
+    """
+
+    book: str
+    tags: tuple[str, ...]
+    before: Natural
+    engine: NodeId
+    request: Natural
+
+
 class OpenShard(msgspec.Struct, frozen=True, array_like=True, tag="open"):
     """From here on the shard may be ordered. Its records are on these storage nodes."""
 
@@ -81,7 +101,8 @@ class CloseShard(msgspec.Struct, frozen=True, array_like=True, tag="close"):
     is_lost: bool = False
 
 
-MetalogEntry = Cut | Trim | OpenShard | CloseShard
+Trims = Trim | ForgetTags
+MetalogEntry = Cut | Trims | OpenShard | CloseShard
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final[msgspec.msgpack.Decoder[MetalogEntry]] = msgspec.msgpack.Decoder(MetalogEntry)
@@ -89,6 +110,8 @@ _decoder: Final[msgspec.msgpack.Decoder[MetalogEntry]] = msgspec.msgpack.Decoder
 
 def encode_entry(entry: MetalogEntry) -> bytes:
     """The bytes of an entry on disk: a version, then msgpack."""
+    if isinstance(entry, ForgetTags):
+        return _FORGETTING_VERSION + _encoder.encode(entry)
     if not isinstance(entry, Cut):
         return _PLAIN_VERSION + _encoder.encode(entry)
     if entry.is_ahead:

@@ -62,6 +62,8 @@ class Compare(msgspec.Struct, frozen=True, array_like=True, tag="compare"):
 class TrimBook(msgspec.Struct, frozen=True, array_like=True, tag="trim"):
     """See `boki.log.metalog.Trim`; with `everything` the book is deleted, as a whole: `before` is `MAX_SEQNUM`.
 
+    `forgets`: these tags are trimmed and, if nothing of them is left, forgotten (`boki.log.metalog.ForgetTags`). `tag`
+    is the first of them, so that an earlier version, which overlooks the others, trims no more than that one.
     → `Done` once this reader has applied it
     """
 
@@ -69,6 +71,7 @@ class TrimBook(msgspec.Struct, frozen=True, array_like=True, tag="trim"):
     before: int
     tag: str | None = None
     everything: bool = False
+    forgets: tuple[str, ...] = ()
 
 
 class SetAuxdata(msgspec.Struct, frozen=True, array_like=True, tag="aux"):

@@ -37,6 +37,7 @@ from boki.host.host import Host
 from boki.host.links import Diversion, NodeLinks
 from boki.log.ids import NodeId
 from boki.log.membership import Member, Role
+from boki.log.metalog import VERSION as ENTRY_VERSION
 from boki.net.notices import LaneCounts
 from boki.net.traffic import Lane
 from boki.node.common_log import CommonLog
@@ -151,6 +152,7 @@ class RoleIncarnation(Generic[ConfigType]):
             lanes=dict(self.links.lanes),
             machine=self.links.machine,
             host=self._host_name,
+            entry_version=ENTRY_VERSION,
         )
 
     async def serve(self) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from boki.log.ids import MAX_POSITION, NodeId, ShardId, shard_incarnation
-from boki.log.metalog import CloseShard, Cut, MetalogEntry, OpenShard, Trim
+from boki.log.metalog import CloseShard, Cut, ForgetTags, MetalogEntry, OpenShard, Trim
 from boki.log.quorum import quorum_reached
 from boki.log.view import View
 
@@ -143,7 +143,7 @@ class Primary:
                 if is_lost:
                     return shard_incarnation(shard) not in self._fenced
                 return shard in self._shards
-            case Trim():
+            case Trim() | ForgetTags():
                 is_late = entry.request <= self._forgotten_trims.get(entry.engine, -1)
                 return not is_late and (entry.engine, entry.request) not in self._trims
         return False  # nobody but the primary makes cuts
@@ -163,7 +163,7 @@ class Primary:
                 ]:
                     del self._shards[number]
                     self._closed.add(number)
-            case Trim():
+            case Trim() | ForgetTags():
                 self._trims[entry.engine, entry.request] = None
                 if len(self._trims) > _REMEMBERED_TRIMS:
                     engine, number = next(iter(self._trims))

@@ -30,7 +30,7 @@ from boki.log.cuts import Piece
 from boki.log.floors import Floors
 from boki.log.ids import LogId, NodeId, make_seqnum, shard_incarnation
 from boki.log.membership import Membership
-from boki.log.metalog import CloseShard, Cut, MetalogEntry, OpenShard, Positions, Trim, term_of
+from boki.log.metalog import CloseShard, Cut, ForgetTags, MetalogEntry, OpenShard, Positions, Trim, term_of
 from boki.log.view import View
 from boki.protocol.effects import Delete, DiskReader, DiskRoom, Effect, Load, Loaded, Put, Send, Store, Trace, kinds
 from boki.protocol.follower import COORDINATOR, MetalogFollower
@@ -345,7 +345,7 @@ class StorageCore:
                     self.holdings.touched.add(key)
                     if not shard.is_whole:
                         self.repair.look_at(key)
-            case Trim():
+            case Trim() | ForgetTags():
                 if self.floors.apply(entry, tail):
                     self.sweep.request((entry.book,))
             case OpenShard(number, engine, replicas):

@@ -65,6 +65,9 @@ class AwaitableSession:
         self._session = session
         self._in_thread = in_thread
 
+    async def ask(self, operation: Any) -> Any:
+        return await self._in_thread(lambda: self._session.ask(operation))
+
     async def compare(self, book: str, rows: Any) -> Any:
         return await self._in_thread(lambda: self._session.compare(book, rows))
 

@@ -19,7 +19,7 @@ from boki.host.disk import Disk
 from boki.host.host import Host
 from boki.log.ids import NodeId
 from boki.log.membership import Member, Membership, Role
-from boki.log.metalog import Positions
+from boki.log.metalog import VERSION, Positions
 from boki.log.operations import Answer, Operation
 from boki.node.local_log import ENGINE, LocalLog
 from boki.protocol.call_messages import LogReply, LogRequest
@@ -54,11 +54,12 @@ class SecondEngine:
         self._serve_relays()
         indexing = {ENGINE: log.engine.incarnation} | ({SECOND: _LIFE} if has_index else {})
         members = tuple(
-            Member(node=node, role=Role.ENGINE, incarnation=incarnation, has_index=True)
+            Member(node=node, role=Role.ENGINE, incarnation=incarnation, has_index=True, entry_version=VERSION)
             for node, incarnation in indexing.items()
         )
         storage = tuple(
-            Member(node=node, role=Role.STORAGE, incarnation=1) for node in log.engine.follower.chain.current.storage
+            Member(node=node, role=Role.STORAGE, incarnation=1, entry_version=VERSION)
+            for node in log.engine.follower.chain.current.storage
         )
         for node in (ENGINE, SECOND):
             news = InstallMembership(Membership(number=1, members=members + storage))

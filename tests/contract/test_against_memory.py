@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 import boki.testing
 from boki import MAX_SEQNUM, BokiError, ConditionFailed, Expect, LogBook, Record
 from boki.api.port import LogPort
+from boki.extending import forget_tags
 from tests.contract.engines import two_engines
 from tests.contract.live import EngineLogs, LoopThread, local_log
 from tests.contract.scenarios.logs import Logs
@@ -33,6 +34,7 @@ place = st.tuples(st.integers(0, 7), st.sampled_from((0, 1)))
 record = st.tuples(st.binary(max_size=3), st.lists(st.sampled_from(TAGS), max_size=2, unique=True))
 condition = st.tuples(st.sampled_from(TAGS), st.none() | place) | st.tuples(st.just("!s"), st.integers(0, 5))
 """The last record of a tag, or how many there have been of the one that has counts."""
+some_tags = st.lists(st.sampled_from(TAGS), min_size=1, unique=True)
 append = st.tuples(
     st.just("append"),
     book,
@@ -45,6 +47,7 @@ operations = st.lists(
     | append
     | append
     | st.tuples(st.just("trim"), book, place | st.just("max"), tag)
+    | st.tuples(st.just("forget"), book, place | st.just("max"), some_tags)
     | st.tuples(st.just("delete"), book)
     | st.tuples(st.just("get"), book, place)
     | st.tuples(st.just("next"), book, tag, place)
@@ -106,6 +109,9 @@ class Player:
 
     async def play_trim(self, name: str, before: Any, tag: str | None) -> Any:
         await self.book(name).trim(self.seqnum(name, before), tag=tag)
+
+    async def play_forget(self, name: str, before: Any, tags: list[str]) -> Any:
+        await forget_tags(self.book(name), self.seqnum(name, before), tags)
 
     async def play_delete(self, name: str) -> Any:
         await self.book(name).delete()

@@ -15,7 +15,7 @@ from boki.log.chunk import Chunk, Group, encode_chunk
 from boki.log.ids import NodeId
 from boki.log.limits import DEFAULT_LIMITS
 from boki.log.membership import Member, Membership, Role
-from boki.log.metalog import Positions
+from boki.log.metalog import VERSION, Positions
 from boki.log.operations import Append, Found, Operation, Read
 from boki.log.record import Record
 from boki.log.view import View
@@ -63,6 +63,8 @@ class Cluster(World):
         self.incarnations: dict[str, int] = {}
         self.without_slot: set[NodeId] = set()
         self.draining: tuple[NodeId, ...] = ()
+        self.earlier: set[NodeId] = set()
+        """Nodes that registered with an earlier version, which knew fewer metalog entries."""
         self.is_registered = is_registered
         self.is_hosted = is_hosted
         self.membership_number = 0
@@ -113,6 +115,7 @@ class Cluster(World):
                 role=role,
                 incarnation=self.incarnations[node],
                 has_index=self.has_index(node),
+                entry_version=0 if node in self.earlier else VERSION,
                 host=NodeId(node.replace(role, "node") if self.is_hosted else ""),
             )
             for node, core in self.cores.items()

@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 from boki.engine.index import book as book_module
 from boki.engine.index import history as history_module
+from boki.engine.index import pages as pages_module
 from boki.engine.index import rows as rows_module
 from boki.engine.index.book import Book
 from boki.engine.index.index import Index
@@ -21,7 +22,7 @@ from boki.log.batch import Batch, encode_batch
 from boki.log.chunk import Group, encode_chunk
 from boki.log.cuts import unpack_column
 from boki.log.ids import MAX_SEQNUM, NodeId, make_shard
-from boki.log.metalog import Cut, Trim, split_position
+from boki.log.metalog import Cut, ForgetTags, Trim, Trims, split_position
 from boki.log.record import Expect
 from boki.log.view import place_book
 from tests.engine.naive_index import NaiveIndex, group
@@ -70,6 +71,9 @@ class TrimStep:
     place: float
     """Where: 0 is before all that was ordered, 1 after it, 2 is MAX."""
     everything: bool = False
+    forgets: bool = False
+    also: tuple[str, ...] = ()
+    """Other tags that are forgotten with it."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,8 @@ def small_parts() -> Iterator[None]:
         patch.object(rows_module, "_READ_BYTES", 24),
         patch.object(book_module, "PART_RECORDS", 4),
         patch.object(history_module, "PAGE_ENTRIES", 3),
+        patch.object(pages_module, "_LEAST", 1),
+        patch.object(pages_module, "_GROWTH", 1),
     ):
         yield
 
@@ -190,7 +196,9 @@ class History:
         log = place_book(step.book, self.log_count)
         seqnums = [0, *sorted(record.seqnum for record in self.naive.ordered), MAX_SEQNUM - 1]
         at = int(step.place * (len(seqnums) - 2)) if step.place <= 1 else len(seqnums) - 1
-        trim = Trim(step.book, step.tag, seqnums[at] + 1, step.everything, NodeId("engine-1"), 1)
+        trim: Trims = Trim(step.book, step.tag, seqnums[at] + 1, step.everything, NodeId("engine-1"), 1)
+        if step.forgets and step.tag is not None:
+            trim = ForgetTags(step.book, (step.tag, *step.also), seqnums[at] + 1, NodeId("engine-1"), 1)
         applied = self.index.apply(log, trim)
         moved = self.naive.trim(trim, self.naive.next_seqnum(self.term, log))
         assert applied.books == ({step.book} if moved else set())
@@ -240,6 +248,8 @@ class History:
                             )
             self._compare_book(book)
         for record in naive.ordered:
+            if not naive.is_needed(record.seqnum):
+                continue  # where it was may be forgotten
             assert index.time_of(record.seqnum) == record.time_us
             term, log, shard, lid, run = index.locate(record.seqnum)
             assert (term, log, shard, lid) == (record.term, record.log, record.shard, record.lid)
@@ -262,7 +272,7 @@ class History:
                 assert index.was_trimmed(book, record.seqnum) == (not naive.is_in_book(record))
             else:
                 assert not index.has(book, record.seqnum)
-        times = {record.seqnum: record.time_us for record in naive.kept if record.book == book}
+        times = {r.seqnum: r.time_us for r in naive.kept if r.book == book and naive.is_needed(r.seqnum)}
         for time_us in {0, *(time_us + later for time_us in times.values() for later in (0, 1))}:
             first = index.first_seqnum_at(book, time_us)
             assert all((seqnum >= first) == (times[seqnum] >= time_us) for seqnum in times)

@@ -14,7 +14,7 @@ from boki.engine.index.index import Refusal
 from boki.log.chunk import Group
 from boki.log.cuts import Piece
 from boki.log.ids import KEY_TAG_PREFIX, is_system_tag, make_seqnum
-from boki.log.metalog import Trim
+from boki.log.metalog import ForgetTags, Trims
 from boki.log.record import Expect
 
 PAYLOAD = b"0123456789"
@@ -53,6 +53,8 @@ class NaiveIndex:
     """What trims of that tag (None: of the whole book) have reached."""
     deleted_below: dict[str, int] = field(default_factory=dict)
     """What trims of everything have reached."""
+    forgotten_below: dict[tuple[str, Tag], int] = field(default_factory=dict)
+    """Records of the tag below this are as if they had never had it."""
 
     # the order
 
@@ -104,9 +106,18 @@ class NaiveIndex:
                 return Refusal(seqnum, expect.tag, 0, last, (), expect.count, count)
         return None
 
-    def trim(self, trim: Trim, tail_seqnum: int) -> bool:
+    def trim(self, trim: Trims, tail_seqnum: int) -> bool:
         """Whether a floor moved."""
         floor = min(trim.before, tail_seqnum)
+        if isinstance(trim, ForgetTags):
+            moved = any(floor > self.floor(trim.book, tag) for tag in trim.tags)
+            for tag in trim.tags:
+                self._raise(trim.book, tag, floor)
+            for tag in trim.tags:
+                if not self.row(trim.book, tag):
+                    self.trimmed_below.pop((trim.book, tag), None)
+                    self.forgotten_below[trim.book, tag] = tail_seqnum
+            return moved
         if trim.tag is not None and not trim.everything:
             moved = floor > self.floor(trim.book, trim.tag)
             self._raise(trim.book, trim.tag, floor)
@@ -132,21 +143,32 @@ class NaiveIndex:
     def is_in_book(self, record: Kept) -> bool:
         if record.seqnum < self.floor(record.book, None):
             return False
-        return not record.tags or any(record.seqnum >= self.floor(record.book, tag) for tag in record.tags)
+        return not record.tags or any(record.seqnum >= self.kept_from(record.book, tag) for tag in record.tags)
+
+    def kept_from(self, book: str, tag: Tag) -> int:
+        """The row has nothing below this."""
+        return max(self.floor(book, tag), self.forgotten_below.get((book, tag), 0))
+
+    def is_needed(self, seqnum: int) -> bool:
+        """Whether anybody may ask where it is, or when it was ordered."""
+        kept = next((record for record in self.kept if record.seqnum == seqnum), None)
+        return kept is not None and (
+            self.is_in_book(kept) or any(seqnum >= self.kept_from(kept.book, tag) for tag in kept.tags)
+        )
 
     def row(self, book: str, tag: Tag) -> list[int]:
         records = [record for record in self.kept if record.book == book]
         if tag is None:
             return sorted(record.seqnum for record in records if self.is_in_book(record))
-        floor = self.floor(book, tag)
+        floor = self.kept_from(book, tag)
         return sorted(record.seqnum for record in records if tag in record.tags and record.seqnum >= floor)
 
     def last(self, book: str, tag: Tag) -> int:
         return max(self.row(book, tag), default=0)
 
     def count(self, book: str, tag: Tag) -> int:
-        """How many were ever kept since the book was last deleted, trimmed or not."""
-        start = self.deleted_below.get(book, 0)
+        """How many were ever kept since the book was last deleted or forgot the tag, trimmed or not."""
+        start = max(self.deleted_below.get(book, 0), self.forgotten_below.get((book, tag), 0))
         return sum(tag in record.tags and record.seqnum >= start for record in self.kept if record.book == book)
 
     def page(self, book: str, tag: Tag, start: int, stop: int, limit: int, *, backward: bool) -> list[int]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from boki.engine.index.layout import HISTORY_PAGES
+from boki.log.ids import MAX_SEQNUM
 from boki.log.view import place_book
 from tests.engine.index_history import (
     BOOKS,
+    FENCE,
     KEYS,
     TAGS,
     WINDOW_US,
@@ -52,9 +55,20 @@ trims = st.builds(
 deletions = st.builds(
     TrimStep, st.sampled_from(BOOKS), st.none(), st.one_of(st.floats(0, 1), st.just(2.0)), st.just(True)
 )
+forgets = st.builds(
+    TrimStep,
+    st.sampled_from(BOOKS),
+    st.sampled_from(TAGS),
+    st.one_of(st.floats(0, 1), st.just(2.0)),
+    st.just(False),
+    st.just(True),
+    st.one_of(st.just(()), st.just(TAGS)),
+)
 checkpoints = st.builds(CheckpointStep, st.booleans(), st.booleans())
 terms = st.builds(TermStep, st.integers(1, 3))
-histories = st.lists(st.one_of(cuts, cuts, cuts, trims, trims, deletions, checkpoints, checkpoints, terms), max_size=25)
+histories = st.lists(
+    st.one_of(cuts, cuts, cuts, trims, trims, forgets, deletions, checkpoints, checkpoints, terms), max_size=25
+)
 
 patient = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
@@ -109,3 +123,42 @@ def test_a_key_whose_first_use_was_deleted_in_part_names_what_is_left_of_it() ->
     again = one_cut(DrawnGroup("a", ((),), key="k"))
     for memory_bytes in (AMPLE, NOTHING):
         play(History(memory_bytes=memory_bytes), [first, TrimStep("a", None, 0.5, everything=True), again])
+
+
+def cut_of(*tags: str) -> CutStep:
+    """One record of book "a" with these tags."""
+    return one_cut(DrawnGroup("a", (tags,)))
+
+
+def pages_on_disk(history: History) -> int:
+    return sum(key.startswith(HISTORY_PAGES) for key in history.disk.rows)
+
+
+def test_a_row_that_is_forgotten_before_the_disk_has_heard_of_it_stays_empty() -> None:
+    """What the disk still has of it is read by nothing that comes before the next checkpoint, or after it."""
+    forget = TrimStep("a", FENCE, 2.0, forgets=True)
+    for between in ([], [TrimStep("a", FENCE, 2.0)], [TrimStep("a", FENCE, 2.0), CheckpointStep(is_stored=False)]):
+        with small_parts():
+            steps = [cut_of(FENCE), cut_of(FENCE), CheckpointStep(), *between, forget, cut_of(FENCE), CheckpointStep()]
+            play(History(memory_bytes=NOTHING), steps)
+
+
+def test_pages_of_the_order_go_when_no_record_is_left_in_them() -> None:
+    """One that is kept holds its page, and no other; a tag alone does, too, and so does a key while it counts."""
+    with small_parts():
+        history = History(memory_bytes=NOTHING)
+        for number in range(60):
+            history.perform(cut_of("x", *["y"] * (number == 20)))
+            if number % 5 == 4:
+                history.perform(CheckpointStep())
+        assert pages_on_disk(history) >= 20
+        for tag in ("x", "y"):
+            history.perform(TrimStep("a", tag, 2.0, forgets=True))
+            for _ in range(4 * pages_on_disk(history)):  # a round comes when there are more pages than it left before
+                history.perform(cut_of("xy"))
+            history.perform(TrimStep("a", "xy", 2.0, forgets=True))
+            for _ in range(5):
+                history.perform(CheckpointStep())
+            history.compare()
+            assert pages_on_disk(history) <= 4
+        assert not list(history.index.page("a", None, 0, MAX_SEQNUM, 10))

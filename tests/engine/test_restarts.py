@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from boki.errors import BokiError, Trimmed
+from boki.engine.index.layout import TAG_FLOORS
+from boki.errors import BokiError, Trimmed, Unavailable
 from boki.log.ids import MAX_SEQNUM, NodeId
 from boki.log.metalog import Trim
 from boki.log.operations import Appended, Done, Get, Read, Sync, TrimBook
@@ -246,3 +247,46 @@ def test_a_wiped_storage_node_is_filled_again(cluster: Cluster) -> None:
     cluster.engine.cache._batches.clear()
     cluster.engine.cache._starts.clear()
     assert cluster.texts() == [str(number) for number in range(11)]
+
+
+def count_of(cluster: Cluster, tag: str) -> int:
+    """As a condition that never holds is told."""
+    refused: int = cluster.answer(cluster.append("no", when=[Expect(tag, count=1 << 40)])).rejected[0].actual_count
+    return refused
+
+
+@pytest.mark.parametrize("saves_at", [(), (0,), (1,), (0, 1), (2,), (0, 1, 2)])
+def test_a_forgotten_tag_stays_forgotten(cluster: Cluster, saves_at: tuple[int, ...]) -> None:
+    """Whether the index that starts has heard of it from a checkpoint, from the metalog, or from both."""
+    cluster.append("0", "1", tags=["!t"])
+    for number, trim in enumerate([TrimBook("book", MAX_SEQNUM, "!t"), TrimBook("book", 1, "!t", forgets=("!t",))]):
+        if number in saves_at:
+            save(cluster)
+        cluster.do(trim)
+        assert count_of(cluster, "!t") == (2, 0)[number]
+    cluster.append("2", tags=["!t"], when=[Expect("!t", count=0)])
+    if 2 in saves_at:
+        save(cluster)
+    sweep(cluster)
+    restart_engine(cluster)
+    assert count_of(cluster, "!t") == 1
+    save(cluster)
+    assert not [key for key in cluster.disk("engine-1").rows if key.startswith(TAG_FLOORS)]
+
+
+def test_nothing_is_forgotten_while_a_node_is_of_an_earlier_version(cluster: Cluster) -> None:
+    """That node would refuse the entry, and could apply none that follows."""
+    cluster.earlier = {NodeId("storage-2")}
+    cluster.register()
+    cluster.run()
+    cluster.append("0", tags=["!t"])
+    forget = TrimBook("book", MAX_SEQNUM, "!t", forgets=("!t",))
+    with pytest.raises(Unavailable, match="upgrade it"):
+        cluster.do(forget)
+    assert count_of(cluster, "!t") == 1
+    assert [data for _, data in cluster.read(tag="!t")] == ["0"]
+    cluster.earlier = set()
+    cluster.register()
+    cluster.run()
+    cluster.do(forget)
+    assert count_of(cluster, "!t") == 0

@@ -14,6 +14,7 @@ from boki.log.ids import MAX_LOG, MAX_TERM, NodeId
 from boki.log.metalog import (
     CloseShard,
     Cut,
+    ForgetTags,
     MetalogEntry,
     OpenShard,
     Positions,
@@ -40,12 +41,14 @@ ENTRIES: tuple[MetalogEntry, ...] = (
 )
 ENTRIES_2 = (*ENTRIES, CloseShard(7 << 20, is_lost=True))
 ENTRIES_3 = (*ENTRIES_2, Cut(1_700_000_000_000_000, ((7 << 20, 3),), is_ahead=True))
+ENTRIES_4 = (*ENTRIES_3, ForgetTags("orders", ("!größe", "!b"), 8796093022208, NodeId("engine-1"), 12))
 
 nodes = names.map(NodeId)
 numbers = st.integers(0, (1 << 63) - 1)
 entries = st.one_of(
     st.builds(Cut, numbers, st.lists(st.tuples(numbers, numbers), max_size=4).map(tuple), st.booleans()),
     st.builds(Trim, names, st.one_of(st.none(), names), numbers, st.booleans(), nodes, numbers),
+    st.builds(ForgetTags, names, st.lists(names, max_size=3).map(tuple), numbers, nodes, numbers),
     st.builds(OpenShard, numbers, nodes, st.lists(nodes, max_size=3).map(tuple)),
     st.builds(CloseShard, numbers, st.booleans()),
 )
@@ -82,10 +85,25 @@ def test_the_bytes_of_version_3_never_change() -> None:
     assert [encode_entry(entry).hex() for entry in ENTRIES_3] == lines
 
 
+def test_the_bytes_of_version_4_never_change() -> None:
+    """Only a tag that is forgotten is written so."""
+    lines = (GOLDEN / "metalog-v4.hex").read_text().split()
+    assert [decode_entry(bytes.fromhex(line)) for line in lines] == list(ENTRIES_4)
+    assert [encode_entry(entry).hex() for entry in ENTRIES_4] == lines
+    assert [line[:2] for line in lines] == ["02"] * len(ENTRIES_2) + ["03", "04"]
+
+
+def test_an_earlier_version_takes_no_forgotten_tag_for_a_trim() -> None:
+    """Neither in a message: a node that knows four kinds of entries refuses the fifth."""
+    earlier = msgspec.msgpack.Decoder(Cut | Trim | OpenShard | CloseShard)
+    with pytest.raises(msgspec.ValidationError):
+        earlier.decode(encode_entry(ENTRIES_4[-1])[1:])
+
+
 def test_a_newer_version_is_refused_by_name() -> None:
     """Not read by guess, and not called damaged."""
-    with pytest.raises(VersionTooNew, match="entry version 4"):
-        decode_entry(b"\x04" + encode_entry(ENTRIES[0])[1:])
+    with pytest.raises(VersionTooNew, match="entry version 5"):
+        decode_entry(b"\x05" + encode_entry(ENTRIES[0])[1:])
 
 
 @given(st.one_of(st.binary(max_size=40), st.binary(max_size=40).map(lambda data: b"\x02" + data)))
@@ -99,12 +117,12 @@ def test_other_bytes_are_damage(data: bytes) -> None:
     except BokiError as error:
         assert isinstance(error, (CorruptData, VersionTooNew))
     else:
-        assert isinstance(entry, (Cut, Trim, OpenShard, CloseShard))
+        assert isinstance(entry, MetalogEntry)
 
 
 def test_a_truncated_entry_is_damage() -> None:
     """At any byte."""
-    for entry in ENTRIES:
+    for entry in (*ENTRIES, ENTRIES_4[-1]):
         data = encode_entry(entry)
         for size in range(len(data)):
             with pytest.raises(CorruptData):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from boki.log.ids import NodeId
-from boki.log.metalog import Cut, MetalogEntry, OpenShard, Trim
+from boki.log.metalog import Cut, ForgetTags, MetalogEntry, OpenShard, Trim, Trims
 from boki.protocol.effects import DiskUnreadable, Load, Loaded
 from boki.protocol.messages import (
     AppendEntry,
@@ -158,10 +158,10 @@ def test_storage_nodes_hear_of_cuts_later_and_of_all_else_at_once() -> None:
     assert told(storage)[-1] == (4, 5)
 
 
-def test_requests_are_appended_once_however_often_they_come() -> None:
+@pytest.mark.parametrize("trim", [Trim("book", None, 5, False, ENGINE, 77), ForgetTags("book", ("!t",), 5, ENGINE, 77)])
+def test_requests_are_appended_once_however_often_they_come(trim: Trims) -> None:
     """An engine repeats until it sees its entry; the metalog holds it once."""
     world = cluster()
-    trim = Trim("book", None, 5, False, ENGINE, 77)
     for _ in range(3):
         world.tell(PRIMARY, RequestEntry(1, 0, trim), "engine-1")
         world.tell(PRIMARY, RequestEntry(1, 0, trim), "engine-1")

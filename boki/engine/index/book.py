@@ -19,14 +19,14 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from boki.engine.index.layout import TAG_FLOORS, TAG_ROWS, after_prefix, book_key, tags_prefix
+from boki.engine.index.layout import BOOK_ROWS, TAG_FLOORS, TAG_ROWS, after_prefix, book_key, tags_prefix
 from boki.engine.index.residence import IsOver, Residence
 from boki.engine.index.rows import END, PART_RECORDS, RECORD_BYTES, Part, Row, Shelf
 from boki.errors import CorruptData
 from boki.log.chunk import Chunk
 from boki.log.cuts import pack_column, unpack_column
 from boki.log.ids import KEY_TAG_PREFIX, is_system_tag
-from boki.log.metalog import Trim
+from boki.log.metalog import ForgetTags, Trims
 from boki.protocol.effects import Delete, Put
 
 GAP_AT_END: Final = 32
@@ -202,6 +202,13 @@ class BookRow(Row):
         return part.seqnums[at] != seqnum and bool(part.marks[at] & _GAP_BEFORE)
 
 
+def row_seqnums(key: bytes, value: bytes) -> array[int]:
+    """The seqnums in a part of a row as it stands on the disk, of whichever kind."""
+    if not key.startswith(BOOK_ROWS):
+        return unpack_column("q", value)
+    return unpack_column("q", value[_PART.size : _PART.size + 8 * _PART.unpack_from(value)[0]])
+
+
 class BookState(NamedTuple):
     """What is known of a book as a whole. The last four count what can be read; seqnums are 0 if nothing can."""
 
@@ -365,9 +372,14 @@ class Book(Shelf):
 
     # trimming
 
-    def trim(self, trim: Trim, tail_seqnum: int) -> bool:
+    def trim(self, trim: Trims, tail_seqnum: int) -> bool:
         """Move floors, as the entry says; False if nothing moves. `tail_seqnum`: the log's next seqnum at the entry."""
         floor = min(trim.before, tail_seqnum)
+        if isinstance(trim, ForgetTags):
+            has_moved = [self._trim_tag(tag, floor) for tag in trim.tags]
+            for tag in trim.tags:
+                self._forget(tag)
+            return any(has_moved)
         if trim.tag is not None and not trim.everything:
             return self._trim_tag(trim.tag, floor)
         moved = False
@@ -404,6 +416,11 @@ class Book(Shelf):
             self._list()
         row.trim(floor, row.removed(self.deleted_below) + len(gone) if is_system_tag(tag) else 0)
         return True
+
+    def _forget(self, tag: str) -> None:
+        """Drop floor and count of the tag if no record of it is left. It is then as if it never had one."""
+        if not tag.startswith(KEY_TAG_PREFIX) and not self.last(tag):
+            self.row(tag).forget()
 
     def _shorten(self, count: int, payload_bytes: int) -> None:
         """This many records have gone."""

@@ -25,7 +25,7 @@ from boki.engine.index.residence import IsOver, Residence
 from boki.log.cuts import OrderTable, Piece
 from boki.log.ids import POSITION_BITS, LogId, Term, make_seqnum
 from boki.log.metalog import Cut
-from boki.protocol.effects import Put
+from boki.protocol.effects import Delete, Put
 
 PAGE_ENTRIES: Final = 2048
 """A page takes no more cuts when its cuts and runs are this many."""
@@ -155,6 +155,32 @@ class LogHistory:
                 return found
         return self._starts[at] if at < len(self._starts) else None
 
+    # pages of which nothing is needed
+
+    @property
+    def _stored_until(self) -> int:
+        """How many pages the disk has as they are."""
+        return self._clean_until if self._writing_from is None else min(self._clean_until, self._writing_from)
+
+    def complete_pages(self) -> list[tuple[int, int]]:
+        """(first seqnum, that of the next page) of those that are on the disk and grow no more."""
+        starts = self._starts
+        return [(starts[at], starts[at + 1]) for at in range(min(self._stored_until, len(starts) - 1))]
+
+    def drop(self, first_seqnum: int) -> list[Delete]:
+        """Forget a complete page: the writes that delete it."""
+        at = bisect_left(self._starts, first_seqnum)
+        assert self._starts[at] == first_seqnum, "there is such a page"
+        page = self._pages[at]
+        if page is not None:
+            self._residence.used_bytes -= page.size_bytes + _PAGE_BYTES
+        del self._starts[at], self._times[at], self._pages[at], self._used[at]
+        self._clean_until -= 1
+        if self._writing_from is not None:
+            self._writing_from -= 1
+        keys = [page_key(kind, self._term, self._log, first_seqnum) for kind in (HISTORY_PAGES, HISTORY_STARTS)]
+        return [Delete(key, key + b"\x00") for key in keys]
+
     # checkpoints and eviction: see `boki.engine.index.residence.Resident`
 
     def writes(self) -> Iterable[Put]:
@@ -173,8 +199,7 @@ class LogHistory:
 
     def shrink(self) -> bool:
         """See `Resident.shrink`. The page that grows stays."""
-        until = self._clean_until if self._writing_from is None else min(self._clean_until, self._writing_from)
-        for at in range(min(until, len(self._pages) - self._is_open)):
+        for at in range(min(self._stored_until, len(self._pages) - self._is_open)):
             page = self._pages[at]
             if page is not None and not self._used[at]:
                 self._residence.used_bytes -= page.size_bytes + _PAGE_BYTES
@@ -223,5 +248,20 @@ class OrderHistory:
         return self._logs[seqnum >> POSITION_BITS].table_of(seqnum)
 
     def time_of(self, seqnum: int) -> int:
-        """When it was ordered; `KeyError` if it never was."""
+        """When it was ordered; `KeyError` if it never was, or is in a page that was dropped."""
         return self.table_of(seqnum).cut_of(seqnum)[1]
+
+    def cut_of(self, seqnum: int) -> tuple[int, int]:
+        """See `OrderTable.cut_of`; time 0 of what is in a page that was dropped: whatever it was, it is long ago."""
+        try:
+            return self.table_of(seqnum).cut_of(seqnum)
+        except KeyError:
+            return seqnum, 0
+
+    def complete_pages(self) -> list[tuple[int, int]]:
+        """See `LogHistory.complete_pages`; those of all logs, in order."""
+        return [page for place in sorted(self._logs) for page in self._logs[place].complete_pages()]
+
+    def drop_page(self, first_seqnum: int) -> list[Delete]:
+        """See `LogHistory.drop`."""
+        return self._logs[first_seqnum >> POSITION_BITS].drop(first_seqnum)

@@ -12,7 +12,7 @@ from its own disk. Three laws make all indexes of a cluster agree, so that any o
    came after. Deleting any of the clean part changes no answer.
 
 The work is done by the files beside: `book` and `rows` (what records a book and a tag have), `history` (where and
-when), `residence` (memory and checkpoints), `sweep` (what to delete), `layout` (keys).
+when), `residence` (memory and checkpoints), `sweep` and `pages` (what to delete), `layout` (keys).
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from boki.engine.index.layout import (
     read_number,
     read_tag_key,
 )
+from boki.engine.index.pages import PageSweep
 from boki.engine.index.residence import Residence
 from boki.engine.index.rows import END
 from boki.engine.index.small_state import read_small_state, write_small_state
@@ -43,7 +44,7 @@ from boki.log.batch import Batch
 from boki.log.chunk import Chunk, Span
 from boki.log.cuts import Piece
 from boki.log.ids import KEY_TAG_PREFIX, MAX_SEQNUM, LogId, ShardId, Term, split_seqnum
-from boki.log.metalog import CloseShard, Cut, MetalogEntry, OpenShard, Positions, Trim, make_position
+from boki.log.metalog import CloseShard, Cut, ForgetTags, MetalogEntry, OpenShard, Positions, Trim, Trims, make_position
 from boki.log.operations import BookInfo
 from boki.log.record import Expect
 from boki.log.view import View, place_book
@@ -91,6 +92,7 @@ class Index:
         self._residence = Residence(disk, memory_bytes)
         self._history = OrderHistory(self._residence)
         self._sweep = Sweep(disk)
+        self._page_sweep = PageSweep(disk, self._history)
         self._key_window_us = key_window_us
         self._books: dict[str, Book] = {}
         self._new_books: set[str] = set()
@@ -140,7 +142,7 @@ class Index:
         match entry:
             case Cut():
                 self._apply_cut(log, entry, batches, applied)
-            case Trim():
+            case Trim() | ForgetTags():
                 self._apply_trim(log, entry, applied)
             case OpenShard() | CloseShard():
                 pass
@@ -204,7 +206,7 @@ class Index:
         if span.key_tag is not None:
             used = book.last(span.key_tag)
             if used:
-                first_of_cut, used_us = self._history.table_of(used).cut_of(used)
+                first_of_cut, used_us = self._history.cut_of(used)
                 if used_us > time_us - self._key_window_us:
                     # one key is used once in a cut, so this is all that is left of the first use and nothing else
                     return Refusal(seqnum, "", 0, 0, tuple(book.page(span.key_tag, first_of_cut, used + 1, END)))
@@ -217,12 +219,12 @@ class Index:
             return Refusal(seqnum, expect.tag, expect.last_seqnum or 0, last)
         return None
 
-    def _apply_trim(self, log: LogId, trim: Trim, applied: Applied) -> None:
+    def _apply_trim(self, log: LogId, trim: Trims, applied: Applied) -> None:
         assert self._is_at_home(trim.book, log), f"book {trim.book!r} does not live in log {log}"
         book = self._book_to_change(trim.book)
         if book.trim(trim, self._history.log(self.current_term, log).next_seqnum):
             applied.books.add(trim.book)
-            if trim.tag is None or trim.everything:
+            if isinstance(trim, Trim) and (trim.tag is None or trim.everything):
                 self._sweep.want()
 
     def _book_to_change(self, name: str) -> Book:
@@ -325,7 +327,7 @@ class Index:
         return term, log, shard, lid, run_length
 
     def time_of(self, seqnum: int) -> int:
-        """When it was ordered, in microseconds since the epoch; `KeyError` if it never was."""
+        """When it was ordered, in microseconds since the epoch; `KeyError` if it never was, or that is forgotten."""
         time_us = self._history.time_of(seqnum)
         self._settle()
         return time_us
@@ -405,9 +407,9 @@ class Index:
     def checkpoint(self) -> list[Put | Delete]:
         """Writes that bring the disk to the state now: in this order, all or none. Then `checkpoint_stored`."""
         writes = self._residence.writes()
-        swept = self._sweep.go_on(_SWEPT_KEYS + len(writes), self._is_dead)
-        small = write_small_state(self.applied, self._log_counts, self._first_term)
-        return [*(Delete(start, stop) for start, stop in swept), *writes, small]
+        swept = [Delete(*keys) for keys in self._sweep.go_on(_SWEPT_KEYS + len(writes), self._is_dead)]
+        swept += self._page_sweep.go_on(_SWEPT_KEYS + len(writes), writes)
+        return [*swept, *writes, write_small_state(self.applied, self._log_counts, self._first_term)]
 
     def checkpoint_stored(self) -> None:
         """The disk can be read as the last checkpoint left it: memory may be given back."""
@@ -439,7 +441,7 @@ class Index:
             return False
         # whatever is judged later is judged at a later time
         now_us = self._log_times.get(place_book(name, self._log_counts[-1]), 0)
-        return self._history.time_of(last) <= now_us - self._key_window_us
+        return self._history.cut_of(last)[1] <= now_us - self._key_window_us
 
     def _state_of(self, name: str) -> BookState:
         book = self._books.get(name)

@@ -59,6 +59,8 @@ _LISTED: Final = 1
 _FLOOR_CHANGED: Final = 2
 _FLOOR_WRITING: Final = 4
 _GONE: Final = 8
+_FLOOR_STORED: Final = 16
+"""The disk has a floor, or is about to."""
 
 _PART_BYTES: Final = 176
 RECORD_BYTES: Final = 9
@@ -118,7 +120,7 @@ class Part(msgspec.Struct, gc=False):
 class Row:
     """The row of one tag. All methods may read the disk where memory has a gap, but for `append` and `extend`."""
 
-    __slots__ = ("_base", "_flags", "_floor", "_removed", "newest", "older", "shelf", "tag")
+    __slots__ = ("_base", "_flags", "_floor", "_hidden", "_removed", "newest", "older", "shelf", "tag")
 
     def __init__(self, shelf: Shelf, tag: str | None) -> None:
         self.shelf = shelf
@@ -127,6 +129,8 @@ class Row:
         self.older: Sequence[Part] = ()
         self._floor = -1
         self._removed = 0
+        self._hidden = 0
+        """Below this all is forgotten, and still on the disk until the next checkpoint is stored."""
         self._base: int | None = None
         """What makes the length of the newest part a count of all records; None until one is asked for."""
         self._flags = 0
@@ -347,6 +351,7 @@ class Row:
         part = self._new_part(start, until)
         for _, value in found:
             part.take(value)
+        part.drop_below(self._hidden)
         part.flags |= USED
         if len(found) > 1 or (found and found[0][0] != start):
             part.flags |= SCATTERED
@@ -363,6 +368,7 @@ class Row:
             assert self.tag is not None, "the floor of a whole book is the book's"
             stored = self.shelf.residence.disk.get(tag_floor_key(self.shelf.name, self.tag))
             self._floor, self._removed = (0, 0) if stored is None else read_floor(stored)
+            self._flags |= 0 if stored is None else _FLOOR_STORED
         return self._floor
 
     def removed(self, low: int) -> int:
@@ -371,11 +377,20 @@ class Row:
 
     def trim(self, floor: int, removed: int) -> None:
         """Move the floor, and forget what is below it. `removed`: how many records such trims have taken so far."""
-        self._floor, self._removed = floor, removed
-        self._base = None
+        self._floor, self._removed, self._base = floor, removed, None
         self._flags |= _FLOOR_CHANGED
         self._list()
         self.drop_below(floor)
+
+    def forget(self) -> None:
+        """Drop the floor and what trims have counted: no record is left."""
+        if self.floor:
+            self._hidden, self._floor, self._removed, self._base = self._floor, 0, 0, None
+            self._flags |= _FLOOR_CHANGED
+            self._list()
+            for part in self.parts():
+                self.shelf.residence.used_bytes -= RECORD_BYTES * len(part.seqnums)
+                part.seqnums = array("q")
 
     def drop_below(self, floor: int) -> Part:
         """Forget all records below `floor`, in memory and with the next checkpoint on the disk; the part at `floor`."""
@@ -416,7 +431,13 @@ class Row:
         flags = self._flags
         if flags & _FLOOR_CHANGED:
             assert self.tag is not None
-            yield Put(tag_floor_key(self.shelf.name, self.tag), floor_bytes(self._floor, self._removed))
+            key = tag_floor_key(self.shelf.name, self.tag)
+            if self._floor:
+                yield Put(key, floor_bytes(self._floor, self._removed))
+                flags |= _FLOOR_STORED
+            elif flags & _FLOOR_STORED:
+                yield Delete(key, key + b"\x00")
+                flags &= ~_FLOOR_STORED
             flags = flags & ~_FLOOR_CHANGED | _FLOOR_WRITING
         self._flags = flags & ~_LISTED
         dirty = [part for part in self.parts() if part.flags & DIRTY]
@@ -433,6 +454,8 @@ class Row:
 
     def stored(self) -> None:
         """See `Resident.stored`."""
+        if not self._flags & _FLOOR_CHANGED:
+            self._hidden = 0
         self._flags &= ~_FLOOR_WRITING
         for part in self.parts():
             part.flags &= ~WRITING
@@ -455,7 +478,7 @@ class Row:
                 residence.used_bytes -= newest.size_bytes
                 self.newest = self._base = None
             newest.flags &= ~USED
-        if self.newest is None and not self.older and not self._flags and self.tag is not None:
+        if self.newest is None and not self.older and not self._flags & ~_FLOOR_STORED and self.tag is not None:
             self.discard()
             return False
         return True
@@ -465,7 +488,7 @@ class Row:
         if self._flags & _GONE:
             return True
         newest = self.newest
-        if self._flags or self.older or self.tag is None:
+        if self._flags & ~_FLOOR_STORED or self.older or self.tag is None:
             return False
         if newest is not None:
             if newest.flags & (DIRTY | WRITING):

@@ -14,12 +14,12 @@ class _Row:
     """One tag of a book: what bounds the number of its records at any place and time from both sides.
 
     Each record that anybody was told of is one; each append that nobody was told of may be. A deletion of the book
-    begins at 0, so what one may have taken may count or not.
+    begins at 0, and so does a trim that forgets the tag: what one may have taken may count or not.
     """
 
     def __init__(self, facts: Facts, book: str, tag: str) -> None:
         self._seqnums = facts.row(book, tag)
-        self._kept_from = bisect_left(self._seqnums, facts.may_deletion(book))
+        self._kept_from = bisect_left(self._seqnums, max(facts.may_deletion(book), facts.may_forget(book, tag)))
         placed = [facts.placed[seqnum] for seqnum in self._seqnums]
         self._known_us = sorted(record.known_us for record in placed[self._kept_from :])
         self._asked_us = sorted(record.asked_us for record in placed)

@@ -267,6 +267,21 @@ class Facts:
         """Below it, a deletion of the whole book may have taken everything."""
         return self._books[book].may_deletion.until(1 << 62)
 
+    def may_forget(self, book: str, tag: str) -> int:
+        """Below it, trims may have forgotten the records of that tag, which do not count any more then."""
+        return max(
+            (
+                self._may_floor(call, call.request)
+                for call in self.calls
+                if call.book == book
+                and isinstance(call.request, Trimming)
+                and call.request.forgets
+                and call.request.tag == tag
+                and not call.is_impossible
+            ),
+            default=0,
+        )
+
     def must_floor_at(self, book: str, tag: str | None, time_us: int) -> int:
         """Below it, a linearizable reader of that row who asked at that time must not find anything."""
         found = self._books[book]

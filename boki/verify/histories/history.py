@@ -90,11 +90,15 @@ class Getting(msgspec.Struct, frozen=True, tag="get"):
 
 
 class Trimming(msgspec.Struct, frozen=True, tag="trim"):
-    """Records of the tag (of the book, if None) below `before` should go. → `Told` or `Refused`"""
+    """Records of the tag (of the book, if None) below `before` should go. → `Told` or `Refused`
+
+    `forgets`: if none of the tag is left, it should count from 0 again.
+    """
 
     before: int
     tag: str | None = None
     everything: bool = False
+    forgets: bool = False
 
 
 class Syncing(msgspec.Struct, frozen=True, tag="sync"):

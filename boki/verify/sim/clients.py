@@ -266,11 +266,14 @@ class Client:
         return request
 
     def _make_counted(self) -> Request:
-        """Appends that name their place by a count, now and then one that names none, and trims of what they count."""
+        """Appends that name their place by a count, now and then one that names none, and trims of what they count.
+
+        Some of the trims forget that there was ever anything: what is counted before that must not count after it.
+        """
         known = self._known.get(self._book)
         chance = self.rng.random()
         if known and chance < 0.15:
-            return Trimming(self.rng.choice(known) + 1, COUNTED_TAG)
+            return Trimming(self.rng.choice(known) + 1, COUNTED_TAG, forgets=chance < 0.1)
         records = tuple(self._written(COUNTED_TAG) for _ in range(self.rng.choice((1, 1, 2))))
         if chance < 0.25:
             return Appending(records)
@@ -390,7 +393,10 @@ class Client:
         if not isinstance(call.request, Appending):
             return
         if refused.actual_count >= 0:
-            self.clock.sometimes("an append that named a count lost a race")
+            was_forgotten = refused.actual_count < max(c.count for c in call.request.when)
+            self.clock.sometimes(
+                "a tag began to count from 0 again" if was_forgotten else "an append that named a count lost a race"
+            )
             self._counts[call.book] = refused.actual_count
         elif refused.code == "condition_failed":
             self.clock.sometimes("a conditional append lost a race")
@@ -422,8 +428,8 @@ def operation_of(book: str, request: Request, payload_bytes: int) -> Operation:
             return Read(book, tag, start, min(stop, MAX_SEQNUM), limit, backward, wait_us, fresh, since_us)
         case Getting(seqnum):
             return Get(book, seqnum)
-        case Trimming(before, tag, everything):
-            return TrimBook(book, before, tag, everything)
+        case Trimming(before, tag, everything, forgets):
+            return TrimBook(book, before, tag, everything, (tag,) if forgets and tag is not None else ())
         case Syncing():
             return Sync(book)
 

@@ -48,6 +48,7 @@ SITUATIONS: Final = (
     "an append was made anew in the next term",
     "a conditional append lost a race",
     "an append that named a count lost a race",
+    "a tag began to count from 0 again",
     "a key was used again",
     "a reader was parked across a term change",
     "a crash lost what was not synced",

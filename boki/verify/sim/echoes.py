@@ -10,7 +10,7 @@ from random import Random
 from typing import Final
 
 from boki.log.ids import NodeId
-from boki.log.metalog import Trim
+from boki.log.metalog import Trims
 from boki.protocol.messages import RequestEntry
 from boki.verify.sim.nodes import Node
 from boki.verify.sim.scenarios import Cluster, Later, Scenario
@@ -32,7 +32,7 @@ class Echo(Scenario):
         self.is_going = True
 
     def _on_request(self, node: Node, sender: NodeId, message: RequestEntry) -> None:
-        if not self.is_going or not isinstance(message.entry, Trim):
+        if not self.is_going or not isinstance(message.entry, Trims):
             return
         self.is_going = False
         self._later(self._rng.randint(_SOONEST_US, _LATEST_US), self._repeat, node, sender, message)

@@ -12,21 +12,10 @@ from typing import Any, ClassVar, Final, Protocol
 
 from boki.log.ids import NodeId, Term
 from boki.log.membership import Member, Role
-from boki.log.metalog import Positions
+from boki.log.metalog import VERSION, Positions
 from boki.log.operations import Operation
 from boki.log.view import View
-from boki.protocol.effects import (
-    Core,
-    DiskRoom,
-    DiskUnreadable,
-    Effect,
-    Load,
-    Put,
-    RoleEffect,
-    Send,
-    Store,
-    Trace,
-)
+from boki.protocol.effects import Core, DiskRoom, DiskUnreadable, Effect, Load, Put, RoleEffect, Send, Store, Trace
 from boki.protocol.follower import COORDINATOR
 from boki.protocol.messages import FetchView, Ping, Pong
 from boki.protocol.output_commit import IN_LOG, holds, split_early
@@ -193,8 +182,10 @@ class Node:
     def member(self) -> Member:
         """As whom others see this node."""
         host = NodeId(f"node-{self.name.rpartition('-')[2]}" if self.world.options.is_hosted else "")
-        life = self.incarnation
-        return Member(node=self.name, role=self.role, incarnation=life, host=host, runs_ahead=bool(self.mates))
+        life, ahead = self.incarnation, bool(self.mates)
+        return Member(
+            node=self.name, role=self.role, incarnation=life, host=host, runs_ahead=ahead, entry_version=VERSION
+        )
 
     def mate(self, role: Role) -> NodeId | None:
         """The node of that role that shares its log."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from boki import ConditionFailed, Expect
-from tests.contract.scenarios.logs import Logs, data_of, error_of, other, read_all
+from boki import MAX_SEQNUM, ConditionFailed, Expect, Trimmed
+from tests.contract.scenarios.logs import Logs, data_of, error_of, forget, other, read_all
 
 
 async def an_empty_tag_has_no_last_record(logs: Logs) -> None:
@@ -186,6 +186,39 @@ async def trims_do_not_lower_a_count(logs: Logs) -> None:
     await logs.logbook.append(b"6", tags=["!s"], when=[Expect("!s", count=4), Expect("!s", 0)])
     await logs.logbook.delete()
     await logs.logbook.append(b"again", tags=["!s"], when=Expect("!s", count=0))
+
+
+async def a_forgotten_tag_counts_from_0(logs: Logs) -> None:
+    """As if it had never had a record: what expects a later place is refused, and so is one that builds on that."""
+    book = logs.logbook
+    for count in range(3):
+        last = await book.append(b"%d" % count, tags=["!s", "t"], when=Expect("!s", count=count))
+    await forget(book, last, "!s")
+    error = await error_of(book.append(b"no", tags=["!s"], when=Expect("!s", count=0)))
+    assert (error.actual_count, error.actual_seqnum) == (3, last)
+    await forget(book, last + 1, "!s")
+    assert await data_of(book, "!s") == []
+    assert await data_of(book, "t") == [b"0", b"1", b"2"]
+    for count in (1, 3):
+        error = await error_of(book.append(b"late", tags=["!s"], when=Expect("!s", count=count)))
+        assert (error.actual_count, error.actual_seqnum) == (0, 0)
+    again = await book.append_many([(b"3", ["!s"]), (b"4", ["!s"])], when=Expect("!s", count=0))
+    await forget(book, last + 1, "!s")
+    await book.trim(again[1], tag="!s")
+    assert await data_of(book, "!s") == [b"4"]
+    await book.append(b"5", tags=["!s"], when=Expect("!s", count=2))
+
+
+async def a_tag_that_was_trimmed_is_forgotten_later(logs: Logs) -> None:
+    """Until then it counts what it had. One that never was is forgotten, too, and nothing happens."""
+    book = logs.logbook
+    last = await book.append(b"1", tags=["!s"])
+    await book.trim(last + 1, tag="!s")
+    error = await error_of(book.append(b"no", tags=["!s"], when=Expect("!s", count=0)))
+    assert (error.actual_count, error.actual_seqnum) == (1, 0)
+    await forget(book, MAX_SEQNUM, "!never", "!s")
+    await book.append(b"2", tags=["!s", "!never"], when=[Expect("!s", count=0), Expect("!never", count=0)])
+    assert isinstance(await error_of(book.get(last)), Trimmed)
 
 
 async def what_was_refused_does_not_count(logs: Logs) -> None:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Coroutine
 from typing import Any, Protocol
 
 from boki import BokiError, BookInfo, LogBook, Page, Record
+from boki.log.operations import TrimBook
 
 
 class Logs(Protocol):
@@ -52,6 +53,11 @@ async def read_all(book: LogBook, tag: str | None = None, limit: int = 1000) -> 
 async def data_of(book: LogBook, tag: str | None = None) -> list[bytes]:
     """The data of every record."""
     return [record.data for record in await read_all(book, tag)]
+
+
+async def forget(book: LogBook, before: int, *tags: str) -> None:
+    """`boki.extending.forget_tags`, of either kind of LogBook."""
+    await book.session.ask(TrimBook(book.name, before, tags[0], forgets=tags))
 
 
 async def take(records: AsyncIterator[Record], count: int) -> list[Record]:

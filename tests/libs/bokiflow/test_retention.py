@@ -7,15 +7,17 @@ from typing import Any
 import pytest
 
 import boki.testing
-from boki import ConfigError, FunctionFailed, InvalidArgument
+from boki import ConditionFailed, ConfigError, Expect, FunctionFailed, InvalidArgument
 from boki.libs.bokiflow import flow, step, workflow
 from boki.libs.bokiflow.handles import Handle
-from boki.libs.bokiflow.records import inbox_tag, journal_tag
+from boki.libs.bokiflow.records import Began, Entry, encode_entry, inbox_tag, journal_tag
 from boki.libs.bokiflow.replaying import read_history
+from boki.libs.bokiflow.sweeping import place_of
 
 pytestmark = pytest.mark.usefixtures("each_mode")
 
 DONE: list[str] = []
+DAY_S = 24 * 3600
 
 
 @pytest.fixture(autouse=True)
@@ -129,7 +131,57 @@ async def test_many_end_at_once(boki_context: boki.testing.Context) -> None:
     await ctx.clock.advance(1_100)
     await sweep(ctx)
     assert [await left(ctx, handle) for handle in handles] == [(0, 0)] * 230
+    assert 0 not in await places(ctx, *handles)
+    await ctx.clock.advance(DAY_S)
+    await sweep(ctx)
+    assert await places(ctx, *handles) == [0] * 230
     assert len((await ctx.logbook.read("!fe:1000")).records) == 1
+
+
+async def places(ctx: boki.testing.Context, *handles: Handle[Any]) -> list[int]:
+    """How many records the log says that their journals have had."""
+    return [await place_of(ctx.logbook, journal_tag(handle.invocation_id)) for handle in handles]
+
+
+@pytest.mark.parametrize("what", ["well", "killed"])
+async def test_a_late_record_of_what_has_ended_is_refused_until_it_is_forgotten(
+    boki_context: boki.testing.Context, what: str
+) -> None:
+    """An execution that was cut off may still have an append under way: the log knows the places for a day."""
+    ctx = boki_context
+    handle = await ended(ctx, what, "one")
+    tag = journal_tag(handle.invocation_id)
+    await sweep(ctx)
+    await ctx.clock.advance(1_100)
+    await sweep(ctx)
+    assert await left(ctx, handle) == (0, 0)
+    with pytest.raises(ConditionFailed):
+        await ctx.logbook.append(b"late", tags=[tag], when=Expect(tag, count=0))
+    await ctx.clock.advance(DAY_S - 1_300)
+    await sweep(ctx)
+    assert await places(ctx, handle) != [0]
+    await ctx.clock.advance(400)
+    await sweep(ctx)
+    assert await places(ctx, handle) == [0]
+    with pytest.raises(ConditionFailed):
+        await ctx.logbook.append(b"later", tags=[tag], when=Expect(tag, count=1))
+
+
+async def test_an_id_is_used_again_after_it_was_forgotten(boki_context: boki.testing.Context) -> None:
+    """The new workflow counts its places from 0, also behind a record that came much too late."""
+    ctx = boki_context
+    handle = await ended(ctx, "told", "one")
+    tag = journal_tag(handle.invocation_id)
+    await ctx.clock.advance(DAY_S + 100)
+    await sweep(ctx)
+    assert await places(ctx, handle) == [0]
+    late = encode_entry(Entry(7, 0, 0, 0, Began(), 1, 12345))
+    await ctx.logbook.append(late, tags=[tag], when=Expect(tag, count=0))
+    again = await short.start(ctx, "again", id="one", if_ended="again")
+    assert await again.result() == "again"
+    assert DONE.count("again") == 1
+    assert await again.rewind(0) == 0
+    assert await again.result() == "again"
 
 
 async def test_long_workflows_begin_as_new(boki_context: boki.testing.Context) -> None:

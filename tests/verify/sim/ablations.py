@@ -20,7 +20,6 @@ from boki.engine.checkpoint.mirror import Mirror
 from boki.engine.core import EngineCore
 from boki.engine.index import index
 from boki.engine.index.book import BookState
-from boki.engine.index.rows import Row
 from boki.engine.server.remote_requests import EngineService
 from boki.engine.stamps import Stamps
 from boki.engine.tails import Tails
@@ -48,7 +47,7 @@ from boki.sequencer.primary import Primary
 from boki.verify.sim.disks import SimulatedDisk, Then
 from boki.verify.sim.options import Options, draw_objects, draw_options
 from boki.verify.sim.simulation import simulate
-from tests.verify.sim import ahead_ablations, log_ablations, store_ablations
+from tests.verify.sim import ahead_ablations, index_ablations, log_ablations, store_ablations
 from tests.verify.sim import call_ablations as calls
 from tests.verify.sim import flow_ablations as flows
 from tests.verify.sim.without import without
@@ -189,12 +188,6 @@ def no_conditions() -> Any:
         return judge(self, book, span._replace(when=()), first, time_us)
 
     return without(index.Index, "_judge", blind)
-
-
-def no_memory_of_the_trimmed() -> Any:
-    """A trim of a tag forgets how many records it took away."""
-    trim = Row.trim
-    return without(Row, "trim", lambda self, floor, _removed: trim(self, floor, 0))
 
 
 def no_end_of_silent_consumers() -> Any:
@@ -409,7 +402,7 @@ ABLATIONS: dict[str, Callable[[], Any]] = {
     "key de-duplication": no_key_deduplication,
     "key before conditions": no_key_before_conditions,
     "conditions": no_conditions,
-    "counts outlive trims": no_memory_of_the_trimmed,
+    **index_ablations.ABLATIONS,
     "end of silent consumers": no_end_of_silent_consumers,
     "terms applied in order": no_order_of_terms,
     "fresh tails": no_fresh_tails,
@@ -449,7 +442,7 @@ ABLATIONS: dict[str, Callable[[], Any]] = {
 NEEDS: dict[str, Callable[[Options], bool]] = {
     "checksums": lambda options: "rot" in options.faults,
     "key before conditions": lambda options: options.wide > 0,
-    "counts outlive trims": lambda options: options.counted > 0,
+    **dict.fromkeys(index_ablations.ABLATIONS, index_ablations.counts),
     "fence before a takeover": lambda options: "mistake" in options.scenarios,
     "conditions on the ends of calls": lambda options: options.calls > 0 and options.call_trouble > 0,
     "conditions on the runs of calls": lambda options: options.flows > 0 or (options.calls > 0 < options.call_trouble),

@@ -22,6 +22,7 @@ FIRST_CAUGHT = {
     "copies before a move": 6,
     "count of the journal": 36,
     "counts outlive trims": 9,
+    "durable forgetting": 117,
     "durable seal": 68,
     "durable trim floors": 19,
     "effects wait for the journal": 4,
