@@ -29,6 +29,7 @@ from boki.host.redo import REDO_PREFIX
 from boki.log.ids import NodeId
 from boki.log.quorum import majority
 from boki.log.view import View
+from boki.node.local_entries import LocalEntries
 from boki.protocol.effects import Announce, Answer, Core, DiskUnreadable, EngineNews, ProposeView, Put, RoleEffect
 from boki.protocol.follower import COORDINATOR
 from boki.protocol.messages import FetchView, InstallView
@@ -62,6 +63,7 @@ class LocalLog:
         self.port = EnginePort()
         self.links = Links()
         self.hosts: dict[NodeId, Host] = {}
+        self._entries = LocalEntries(self.hosts)
         self._on_failure = on_failure
         self._loop = asyncio.get_running_loop()
         self._directory = DataDirectory(config.data)
@@ -250,7 +252,7 @@ class LocalLog:
         except DiskUnreadable as failure:
             raise StoreFailed(
                 f"{ENGINE} cannot start: its disk cannot be read ({failure}). It holds a copy of the index: move "
-                f"{self.config.data / ENGINE} away and start again, and the log is read instead, unless records were "
+                f"{self.config.data / ENGINE} away and start again, and the log is read instead, unless anything was "
                 f"trimmed away since. {_SEE}"
             ) from failure
 
@@ -305,6 +307,8 @@ class LocalLog:
                 self._ready.set()
             case Announce(EngineNews.SAVED):
                 self._saved.set()
+                if not self._unreadable:
+                    self._entries.on_saved(self.engine.checkpoints.positions)
             case _:
                 raise AssertionError(f"the engine of one process has no use for {effect!r}")
 

@@ -19,6 +19,7 @@ from boki.engine.index.index import Index
 from boki.engine.replicas import Opened, Replicas
 from boki.engine.requests import Fenced, Requests
 from boki.log.ids import NodeId
+from boki.log.metalog import Positions
 from boki.protocol.effects import Announce, Delete, DiskReader, Effect, EngineNews, Note, Put, Send, Store, Trace
 from boki.protocol.follower import MetalogFollower
 from boki.protocol.messages import CheckpointStored, IndexSaved
@@ -77,6 +78,11 @@ class Checkpoints:
         self._due_at = 0
         self._tell_at = 0
         self._is_stale = False
+
+    @property
+    def positions(self) -> Positions:
+        """How far the newest checkpoint on the disk covers the metalogs; empty if there is none of this incarnation."""
+        return self._saved.positions if self._saved is not None else {}
 
     def begin(self) -> list[Effect]:
         """Save the index. Nothing if that is being done."""
