@@ -19,14 +19,14 @@ from boki.protocol.effects import Delete, Put
 class ForgetfulDb:
     """Stands in for `boki.host.rocksdb.RocksDb`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *settings: int) -> None:
         self.path = path
         current = path / "current"
         durable = path / "durable"
         shutil.rmtree(current, ignore_errors=True)
         if durable.exists():
             shutil.copytree(durable, current)
-        self._durable = RocksDb(durable)
+        self._durable = RocksDb(durable, *settings)
         self._current = RocksDb(current)
         self._unsynced: list[Put | Delete] = []
         self._lock = threading.Lock()

@@ -72,6 +72,9 @@ AppendBuffer = Annotated[
     int, Meta(ge=MIB, description="Appends that wait for their order; beyond it they are refused.")
 ]
 BatchSize = Annotated[int, Meta(ge=4 * KIB, description="Appends travel in batches of about this size at most.")]
+WriteBuffer = Annotated[
+    int, Meta(ge=MIB, description="What a storage node writes before it makes a table of it; others: a quarter of it.")
+]
 DiskReserve = Annotated[int, Meta(ge=0, description="Appends are refused when a disk has less room than this.")]
 Drain = Annotated[float, Meta(ge=0, description="How long a stop waits for calls that still run.")]
 KeepCalls = Annotated[
@@ -199,6 +202,7 @@ class DevConfig(Config, frozen=True, kw_only=True):
     aux_cache_bytes: AuxCacheSize = 32 * MIB
     append_buffer_bytes: AppendBuffer = 64 * MIB
     batch_bytes: BatchSize = MIB
+    write_buffer_bytes: WriteBuffer = 64 * MIB
     disk_reserve_bytes: DiskReserve = 64 * MIB
     drain_s: Drain = 10.0
     keep_calls_s: KeepCalls = 86_400.0

@@ -35,6 +35,7 @@ from boki.config.loading import (
     LogLevel,
     Port,
     Token,
+    WriteBuffer,
     ZooKeeperAccess,
     load,
     settings,
@@ -79,6 +80,7 @@ class NodeConfig(Config, frozen=True, kw_only=True):
         Durability,
         Meta(description="fsync, or memory: a power cut loses appends that returned. The same at all nodes."),
     ] = "fsync"
+    write_buffer_bytes: WriteBuffer = 64 * MIB
     stall_s: Annotated[
         float, Meta(gt=0, description="A log that grows for this long while nothing of it is applied is reported.")
     ] = 5.0

@@ -27,6 +27,7 @@ from boki.config.loading import (
     LogLevel,
     Port,
     Token,
+    WriteBuffer,
     ZooKeeperAccess,
 )
 from boki.config.rules import address_problems, budget_problems, quorum_problems
@@ -81,6 +82,7 @@ class UpConfig(Config, frozen=True, kw_only=True):
     aux_cache_bytes: AuxCacheSize = 32 * MIB
     append_buffer_bytes: AppendBuffer = 64 * MIB
     batch_bytes: BatchSize = MIB
+    write_buffer_bytes: WriteBuffer = 64 * MIB
     disk_reserve_bytes: DiskReserve = 64 * MIB
     keep_calls_s: KeepCalls = 86_400.0
     drain_s: Drain = 10.0

@@ -14,7 +14,8 @@ from boki.host.wal_preallocation import WalPreallocation
 from boki.host.write_ahead_log import Reach, follow_logs
 from boki.protocol.effects import Delete, Put
 
-_WRITE_BUFFER_BYTES: Final = 64 << 20
+WRITE_BUFFER_BYTES: Final = 64 << 20
+"""What is written stays in memory, and in the write-ahead log, until it is this much: then it goes to a table."""
 _PIN_KEY: Final = b"\xffpin"
 """Behind every key of a node."""
 
@@ -33,9 +34,10 @@ class RocksDb:
     What is read back after a crash is durable: RocksDB writes recovered records to a synced table before it opens.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, write_buffer_bytes: int = WRITE_BUFFER_BYTES) -> None:
         self.syncs_each_write = False
         """For the owner to set: `sync` follows each `write` before the next one. Then syncs are made cheaper."""
+        self._write_buffer_bytes = write_buffer_bytes
         self._preallocation = WalPreallocation(path)
         self._mark = SyncedMark(path)
         self._has_failed = False
@@ -90,8 +92,8 @@ class RocksDb:
         options.create_if_missing(True)
         options.set_paranoid_checks(True)
         options.set_wal_recovery_mode(mode)
-        options.set_write_buffer_size(_WRITE_BUFFER_BYTES)
-        options.set_max_total_wal_size(4 * _WRITE_BUFFER_BYTES)
+        options.set_write_buffer_size(self._write_buffer_bytes)
+        options.set_max_total_wal_size(4 * self._write_buffer_bytes)
         options.set_keep_log_file_num(2)
         options.set_max_open_files(256)
         return options
@@ -105,6 +107,8 @@ class RocksDb:
         for write in writes:
             if isinstance(write, Put):
                 batch.put(write.key, write.value)
+            elif write.stop == write.start + b"\x00":
+                batch.delete(write.start)  # cheaper than a range, which every read has to check
             elif write.start < write.stop:  # an empty one counts as a write until it is replayed, and not from then on
                 batch.delete_range(write.start, write.stop)
         if not batch.is_empty():

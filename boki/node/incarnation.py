@@ -287,6 +287,7 @@ class RoleIncarnation(Generic[ConfigType]):
             self._loop,
             on_failure=self._on_disk_failure,
             reserve_bytes=reserve_bytes,
+            write_buffer_bytes=self.config.write_buffer_bytes // (1 if self.role is Role.STORAGE else 4),
             synced=synced,
             has_guests=has_guests,
             beside=beside,

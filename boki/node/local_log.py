@@ -193,6 +193,7 @@ class LocalLog:
             self._loop,
             on_failure=lambda error: self._fail(NodeId(name), error),
             reserve_bytes=reserve_bytes,
+            write_buffer_bytes=self.config.write_buffer_bytes // (1 if role == "storage" else 4),
             synced=self.config.durability == "fsync",
             has_guests=role == "storage" and shares_log(self.config),
             beside=self._disks.get(f"storage-{number}") if role == "sequencer" else None,

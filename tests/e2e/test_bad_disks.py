@@ -110,8 +110,8 @@ def test_a_failed_sync_stops_the_node_and_nothing_is_acknowledged_after_it(
     class FailingDb(RocksDb):
         fails = False
 
-        def __init__(self, path: Path) -> None:
-            super().__init__(path)
+        def __init__(self, path: Path, *settings: int) -> None:
+            super().__init__(path, *settings)
             self.path = path
 
         def sync(self) -> None:
@@ -148,8 +148,8 @@ def test_with_three_replicas_one_failing_disk_stops_nobody(tmp_path: Path, monke
     class FailingDb(RocksDb):
         fails = False
 
-        def __init__(self, path: Path) -> None:
-            super().__init__(path)
+        def __init__(self, path: Path, *settings: int) -> None:
+            super().__init__(path, *settings)
             self.path = path
 
         def sync(self) -> None:

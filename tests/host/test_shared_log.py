@@ -112,8 +112,8 @@ class NotedDb(RocksDb):
     notes: list[tuple[str, str, int]]
     error: Exception | None = None
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
+    def __init__(self, path: Path, *settings: int) -> None:
+        super().__init__(path, *settings)
         self._name = path.name
 
     def write(self, writes: Iterable[Put | Delete]) -> None:

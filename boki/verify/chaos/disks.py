@@ -60,8 +60,8 @@ def install(folder: Path) -> None:
     class FailingDb(RocksDb):
         """The real database, until it is told to fail."""
 
-        def __init__(self, path: Path) -> None:
-            super().__init__(path)
+        def __init__(self, path: Path, write_buffer_bytes: int) -> None:
+            super().__init__(path, write_buffer_bytes)
             self._faults = faults_of(folder, path)
 
         def sync(self) -> None:
