@@ -293,3 +293,43 @@ def test_rows_with_records_stay_in_memory_within_the_budget() -> None:
     for _ in range(3):
         feed.index.rest()
     assert feed.index.memory_bytes_used == held
+
+
+def test_rows_of_few_records_take_little_once_they_are_stored() -> None:
+    """As of calls and workflows: each has a tag of its own. The index knows about how much they take."""
+    feed = Feed()
+    feed.append("warm")
+    gc.collect()
+    tracemalloc.start()
+    count = 5_000
+    for number in range(count):
+        feed.append(f"id:{number:032x}")
+        feed.append(f"id:{number:032x}")
+    writes = feed.index.checkpoint()
+    feed.index.checkpoint_stored()  # so that what the disk of this test holds is not counted
+    del writes
+    gc.collect()
+    held_bytes = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert held_bytes / count < 480
+    assert feed.index.memory_bytes_used == pytest.approx(held_bytes, rel=0.3)
+    assert len(feed.index.page("book", f"id:{7:032x}", 0, MAX_SEQNUM, 10)) == 2
+
+
+def test_rows_that_were_looked_at_are_packed_again() -> None:
+    """Where the hand comes by, within the budget; a row that is asked for all the time costs it no more turns."""
+    feed = Feed()
+    for number in range(300):
+        feed.append(f"user:{number}")
+    feed.checkpoint()
+    held = feed.index.memory_bytes_used
+    for number in range(300):
+        feed.append("other")
+        assert len(feed.index.page("book", f"user:{number}", 0, MAX_SEQNUM, 10)) == 1
+    feed.checkpoint()
+    assert feed.index.memory_bytes_used > held + 60_000
+    for _ in range(5):
+        feed.index.rest()
+    assert feed.index.memory_bytes_used < held + 20_000
+    residence = feed.index._residence
+    assert residence._owed == 0

@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from boki.engine.index.layout import read_number, read_tag_key, row_prefix, tag_floor_key
+from boki.engine.index.parts import END, RECORD_BYTES
 from boki.engine.index.residence import Residence
-from boki.engine.index.rows import END, RECORD_BYTES, Row, Shelf
+from boki.engine.index.rows import Row, Shelf
 from boki.log.ids import KEY_TAG_PREFIX
 from tests.engine.index_history import small_parts
 from tests.world import MemoryDisk

@@ -20,8 +20,9 @@ from typing import Final, NamedTuple
 import msgspec
 
 from boki.engine.index.layout import BOOK_ROWS, TAG_FLOORS, TAG_ROWS, after_prefix, book_key, tags_prefix
+from boki.engine.index.parts import END, PART_RECORDS, RECORD_BYTES, Part
 from boki.engine.index.residence import IsOver, Residence
-from boki.engine.index.rows import END, PART_RECORDS, RECORD_BYTES, Part, Row, Shelf
+from boki.engine.index.rows import Row, Shelf
 from boki.errors import CorruptData
 from boki.log.chunk import Chunk
 from boki.log.cuts import pack_column, unpack_column

@@ -35,8 +35,8 @@ from boki.engine.index.layout import (
     read_tag_key,
 )
 from boki.engine.index.pages import PageSweep
+from boki.engine.index.parts import END
 from boki.engine.index.residence import Residence
-from boki.engine.index.rows import END
 from boki.engine.index.small_state import read_small_state, write_small_state
 from boki.engine.index.sweep import Sweep
 from boki.errors import Overloaded

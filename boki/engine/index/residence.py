@@ -75,6 +75,10 @@ class Residence:
         self._admitted += 1
         self._owed += 2
 
+    def owe(self) -> None:
+        """A resident takes more memory than it need: the hand comes by."""
+        self._owed += 2
+
     def changed(self, resident: Resident) -> None:
         """It must be in the next checkpoint. It says so once, until its `writes` have been asked for."""
         self._dirty.append(resident)

@@ -26,34 +26,27 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Final
 
-import msgspec
-
 from boki.engine.index.layout import floor_bytes, number_bytes, read_floor, read_number, row_prefix, tag_floor_key
+from boki.engine.index.parts import (
+    CLOSE_RECORDS,
+    CLOSED,
+    DIRTY,
+    END,
+    PART_RECORDS,
+    SCATTERED,
+    USED,
+    WRITING,
+    Part,
+    pack_few,
+    packed_bytes,
+    unpack_few,
+    without_use,
+)
 from boki.engine.index.residence import IsOver, Residence
-from boki.log.cuts import pack_column, unpack_column
-from boki.log.ids import MAX_SEQNUM
 from boki.protocol.effects import Delete, Put
 
-END: Final = MAX_SEQNUM
-"""Where the newest part of a row ends: above every seqnum."""
-
-PART_RECORDS: Final = 512
-"""A part that holds this many grows no more."""
 _READ_BYTES: Final = 8 * PART_RECORDS
 """Parts on the disk are read together until they have this much."""
-CLOSE_RECORDS: Final = 128
-"""Nor does a part on the disk that holds this many, so that a row that grows slowly does not rewrite much."""
-
-DIRTY: Final = 1
-"""The disk does not have it as it is."""
-WRITING: Final = 2
-"""It is in a checkpoint that cannot be read back yet."""
-SCATTERED: Final = 4
-"""The disk has it under several keys, or under another one than its start."""
-CLOSED: Final = 8
-"""It grows no more."""
-USED: Final = 16
-"""Somebody looked at it since the hand of the eviction came by."""
 
 _LISTED: Final = 1
 _FLOOR_CHANGED: Final = 2
@@ -62,9 +55,6 @@ _GONE: Final = 8
 _FLOOR_STORED: Final = 16
 """The disk has a floor, or is about to."""
 
-_PART_BYTES: Final = 176
-RECORD_BYTES: Final = 9
-"""What a record costs in a part: eight bytes, and what arrays keep in reserve."""
 _ROW_BYTES: Final = 246
 _DIRTY_ROW_BYTES: Final = 160
 
@@ -83,49 +73,15 @@ class Shelf:
         self.rows: dict[str | None, Row] = {}
 
 
-class Part(msgspec.Struct, gc=False):
-    """The records of a row from `start` until `until`, as far as memory knows: all of them.
-
-    A struct that the garbage collector does not visit, because there may be a million of them and none is in a cycle.
-    """
-
-    start: int
-    until: int
-    flags: int = 0
-    seqnums: array[int] = msgspec.field(default_factory=lambda: array("q"))
-
-    def encode(self) -> bytes:
-        """The part as a value on the disk."""
-        return pack_column(self.seqnums)
-
-    def take(self, value: bytes) -> None:
-        """Add what a value on the disk holds: the part that follows."""
-        self.seqnums.extend(unpack_column("q", value))
-
-    def drop_below(self, floor: int) -> None:
-        """Forget the records below the floor."""
-        del self.seqnums[: bisect_left(self.seqnums, floor)]
-
-    @property
-    def is_hollow(self) -> bool:
-        """Whether it need not stand on the disk, because it says nothing."""
-        return not self.seqnums
-
-    @property
-    def size_bytes(self) -> int:
-        """Memory held, about."""
-        return _PART_BYTES + RECORD_BYTES * len(self.seqnums)
-
-
 class Row:
     """The row of one tag. All methods may read the disk where memory has a gap, but for `append` and `extend`."""
 
-    __slots__ = ("_base", "_flags", "_floor", "_hidden", "_removed", "newest", "older", "shelf", "tag")
+    __slots__ = ("_base", "_flags", "_floor", "_hidden", "_newest", "_removed", "older", "shelf", "tag")
 
     def __init__(self, shelf: Shelf, tag: str | None) -> None:
         self.shelf = shelf
         self.tag = tag
-        self.newest: Part | None = None
+        self._newest: Part | bytes | None = None
         self.older: Sequence[Part] = ()
         self._floor = -1
         self._removed = 0
@@ -137,6 +93,29 @@ class Row:
         shelf.rows[tag] = self
         shelf.residence.used_bytes += _ROW_BYTES
         shelf.residence.admit(self)
+
+    @property
+    def newest(self) -> Part | None:
+        """The part that grows; None if it is not in memory."""
+        newest = self._newest
+        if isinstance(newest, bytes):
+            residence = self.shelf.residence
+            residence.used_bytes -= packed_bytes(newest)
+            newest = self._newest = unpack_few(newest)
+            residence.used_bytes += newest.size_bytes
+            residence.owe()
+        return newest
+
+    def _pack(self) -> None:
+        """Let it take little memory until somebody asks about it, if it has few records."""
+        newest, older = self._newest, self.older
+        if not isinstance(newest, Part) or self.tag is None or any(not part.says_nothing for part in older):
+            return
+        packed = pack_few(newest)
+        if packed is not None:
+            freed = newest.size_bytes + sum(part.size_bytes for part in older)
+            self.shelf.residence.used_bytes += packed_bytes(packed) - freed
+            self._newest, self.older = packed, ()
 
     # growing
 
@@ -155,7 +134,9 @@ class Row:
 
     def _grow(self, seqnum: int) -> Part:
         """The newest part, ready to take that seqnum."""
-        newest = self.newest
+        newest = self._newest
+        if isinstance(newest, bytes):
+            newest = self.newest
         if newest is None:
             newest = self._open(seqnum)
         elif newest.flags & CLOSED or len(newest.seqnums) >= PART_RECORDS:
@@ -173,7 +154,7 @@ class Row:
         return newest
 
     def _open(self, seqnum: int) -> Part:
-        self.newest = newest = self._new_part(seqnum, END)
+        self._newest = newest = self._new_part(seqnum, END)
         self.shelf.residence.used_bytes += newest.size_bytes
         return newest
 
@@ -195,7 +176,9 @@ class Row:
 
     def page(self, low: int, stop: int, limit: int, *, backward: bool = False) -> array[int]:
         """Seqnums with `low <= seqnum < stop`, ascending: the first `limit` of them, or the last if `backward`."""
-        newest = self.newest
+        newest = self._newest
+        if isinstance(newest, bytes):  # a look at the property costs more
+            newest = self.newest
         if newest is None or low < newest.start:
             return self._page_of_parts(low, stop, limit, backward)
         newest.flags |= USED
@@ -289,7 +272,9 @@ class Row:
 
     def part_at(self, seqnum: int, *, backward: bool = False) -> Part:
         """The part that covers that seqnum; read from the disk, with what lies behind or before it, if need be."""
-        newest = self.newest
+        newest = self._newest
+        if isinstance(newest, bytes):
+            newest = self.newest
         if newest is not None and seqnum >= newest.start:
             newest.flags |= USED
             return newest
@@ -303,7 +288,7 @@ class Row:
         part = self._read_before(seqnum, low, high) if backward else self._read_after(seqnum, low, high)
         self.shelf.residence.used_bytes += part.size_bytes
         if part.until == END:
-            self.newest = part
+            self._newest = part
         elif isinstance(older, list):
             older.insert(at, part)
         else:
@@ -420,8 +405,12 @@ class Row:
 
     def discard(self) -> None:
         """Drop the row from memory. The caller deletes its keys; a later append makes a new row."""
-        self.shelf.residence.used_bytes -= _ROW_BYTES + sum(part.size_bytes for part in self.parts())
-        self.newest, self.older, self._flags = None, (), _GONE
+        newest = self._newest
+        residence = self.shelf.residence
+        residence.used_bytes -= _ROW_BYTES + sum(part.size_bytes for part in self.older)
+        if newest is not None:
+            residence.used_bytes -= packed_bytes(newest) if isinstance(newest, bytes) else newest.size_bytes
+        self._newest, self.older, self._flags = None, (), _GONE
         del self.shelf.rows[self.tag]
 
     # checkpoints and eviction: see `boki.engine.index.residence.Resident`
@@ -459,6 +448,7 @@ class Row:
         self._flags &= ~_FLOOR_WRITING
         for part in self.parts():
             part.flags &= ~WRITING
+        self._pack()
 
     def shrink(self) -> bool:
         """See `Resident.shrink`."""
@@ -472,13 +462,18 @@ class Row:
             for part in kept:
                 part.flags &= ~USED
             self.older = kept or ()
-        newest = self.newest
-        if newest is not None:
+        newest = self._newest
+        if isinstance(newest, bytes):
+            self._newest = without_use(newest)
+            if self._newest is None:
+                residence.used_bytes -= packed_bytes(newest)
+                self._base = None
+        elif newest is not None:
             if not newest.flags & (DIRTY | WRITING | USED):
                 residence.used_bytes -= newest.size_bytes
-                self.newest = self._base = None
+                self._newest = self._base = None
             newest.flags &= ~USED
-        if self.newest is None and not self.older and not self._flags & ~_FLOOR_STORED and self.tag is not None:
+        if self._newest is None and not self.older and not self._flags & ~_FLOOR_STORED and self.tag is not None:
             self.discard()
             return False
         return True
@@ -487,13 +482,16 @@ class Row:
         """See `Resident.leave_if_over`."""
         if self._flags & _GONE:
             return True
-        newest = self.newest
-        if self._flags & ~_FLOOR_STORED or self.older or self.tag is None:
+        newest = unpack_few(self._newest) if isinstance(self._newest, bytes) else self._newest
+        if self._flags & ~_FLOOR_STORED or self.tag is None:
             return False
         if newest is not None:
             if newest.flags & (DIRTY | WRITING):
                 return False
             if newest.seqnums and not is_over(self.shelf.name, self.tag, newest.seqnums[-1]):
+                self._pack()
                 return False
+        if self.older:
+            return False
         self.discard()
         return True
