@@ -3,6 +3,9 @@
 The record cache keeps batches as they are, by the seqnum of their first record. A batch is ordered whole, so one entry
 covers a range of seqnums. What readers get are **slabs**: a whole chunk without touching it, or a chunk of the records
 asked for. Which records may be seen is the index's business; only those are asked for here.
+
+A batch of one small record takes more memory decoded than as bytes. So what was used least recently is kept as bytes
+alone, and decoded again when somebody asks for it: so a full cache holds about twice as many small records.
 """
 
 from __future__ import annotations
@@ -20,10 +23,14 @@ from boki.log.cuts import pack_column
 from boki.log.operations import Slab
 
 _BATCH_BYTES: Final = 250
+_DECODED_BYTES: Final = 100
 _AUX_BYTES: Final = 180
 """What an entry holds beside its data: numbers, places in tables, objects."""
 
 _SPARE_STARTS: Final = 1000
+_LEAST_DECODED_BYTES: Final = 1 << 20
+_DECODED_SHARE: Final = 8
+"""One part in this many of the budget may be decoded forms."""
 
 
 class AuxCache:
@@ -74,6 +81,10 @@ class RecordCache:
     def __init__(self, size_bytes: int) -> None:
         self._size_bytes = size_bytes
         self._batches: OrderedDict[int, Batch] = OrderedDict()
+        self._decoded: OrderedDict[int, int] = OrderedDict()
+        """What the decoded forms of batches take, which were used most recently."""
+        self._decoded_bytes = 0
+        self._most_decoded_bytes = max(_LEAST_DECODED_BYTES, size_bytes // _DECODED_SHARE)
         self._unchecked: set[int] = set()
         self._starts: list[int] = []
         """Ascending, so that a seqnum finds its batch. Those of dropped batches go later, many at once."""
@@ -83,21 +94,38 @@ class RecordCache:
 
     def add(self, first_seqnum: int, batch: Batch, *, is_checked: bool = True) -> None:
         """Keep a batch whose first record has that seqnum. Payloads that nobody has checked are when they are read."""
-        size_bytes = _held_bytes(batch)
-        if first_seqnum in self._batches or size_bytes > self._size_bytes:
+        decoded_bytes = _decoded_bytes(batch)
+        if first_seqnum in self._batches or _held_bytes(batch) + decoded_bytes > self._size_bytes:
             return
         self._batches[first_seqnum] = batch
         if not is_checked:
             self._unchecked.add(first_seqnum)
         self._add_start(first_seqnum)
-        self.used_bytes += size_bytes
-        while self.used_bytes > self._size_bytes:
-            self._drop(next(iter(self._batches)))
+        self.used_bytes += _held_bytes(batch)
+        self._count_decoded(first_seqnum, decoded_bytes)
         if len(self._starts) > 2 * len(self._batches) + _SPARE_STARTS:
             self._starts = sorted(self._batches)
 
+    def _count_decoded(self, first_seqnum: int, decoded_bytes: int) -> None:
+        """This batch, the last one used, is decoded now: others make room for that."""
+        self._decoded[first_seqnum] = decoded_bytes
+        self._decoded_bytes += decoded_bytes
+        self.used_bytes += decoded_bytes
+        while self._decoded_bytes > self._most_decoded_bytes and len(self._decoded) > 1:
+            oldest = next(iter(self._decoded))
+            self._forget_decoded(oldest)
+            self._batches[oldest].forget_chunks()
+        while self.used_bytes > self._size_bytes and len(self._batches) > 1:
+            self._drop(next(iter(self._batches)))
+
+    def _forget_decoded(self, first_seqnum: int) -> None:
+        decoded_bytes = self._decoded.pop(first_seqnum, 0)
+        self._decoded_bytes -= decoded_bytes
+        self.used_bytes -= decoded_bytes
+
     def _drop(self, first_seqnum: int) -> None:
         self.used_bytes -= _held_bytes(self._batches.pop(first_seqnum))
+        self._forget_decoded(first_seqnum)
         self._unchecked.discard(first_seqnum)
 
     def _add_start(self, first_seqnum: int) -> None:
@@ -128,6 +156,10 @@ class RecordCache:
             batch = self._batches.get(first)
             if batch is not None and seqnum < first + batch.header.record_count and self._is_sound(first, batch):
                 self._batches.move_to_end(first)
+                if first in self._decoded:
+                    self._decoded.move_to_end(first)
+                else:
+                    self._count_decoded(first, _decoded_bytes(batch))
                 self.hits += 1
                 return first, batch
         self.misses += 1
@@ -212,4 +244,8 @@ def _slab(chunk: Chunk, seqnums: array[int], base: int, time_us: int, aux: AuxCa
 
 
 def _held_bytes(batch: Batch) -> int:
-    return len(batch.data) + _BATCH_BYTES + sum(chunk.decoded_bytes for chunk in batch.chunks)
+    return len(batch.data) + _BATCH_BYTES
+
+
+def _decoded_bytes(batch: Batch) -> int:
+    return _DECODED_BYTES + sum(chunk.decoded_bytes for chunk in batch.chunks)

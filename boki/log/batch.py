@@ -108,7 +108,12 @@ class Batch:
             raise CorruptData(
                 f"the chunks of batch {self.header.first_lid} of shard {self.header.shard} do not add up to its header"
             )
+        self._is_checked = True
         return found
+
+    def forget_chunks(self) -> None:
+        """Keep the bytes alone, until somebody asks for the chunks again."""
+        self._chunks = self._starts = None
 
     def find(self, index: int) -> tuple[int, int]:
         """Where the batch's `index`-th record stands: (number of the chunk, index in it)."""

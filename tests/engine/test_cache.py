@@ -216,3 +216,26 @@ def test_aux_data_is_replaced_and_bounded() -> None:
     aux.set(5, bytes(10_000))
     assert aux.get(5) is None
     assert aux.get(1) == b"new"
+
+
+def test_what_was_not_used_for_long_is_kept_as_bytes() -> None:
+    """So a full cache holds more small records than it could decoded; they are decoded again when they are asked for,
+    within the budget, and their checksums are not computed again.
+    """
+    budget = 8 << 20
+    cache = RecordCache(budget)
+    count = 16_000
+    for number in range(count):
+        cache.add(FIRST + number, make_batch(1, first_lid=number, tags=(f"id:{number}", f"run:{number}"), size=100))
+        assert cache.used_bytes <= budget
+    kept = sum(cache.has(FIRST + number) for number in range(count))
+    assert kept > 1.5 * budget / (300 + 250 + 700), "as many would be here if all were decoded"
+    for _ in range(2):
+        for number in range(count - kept, count):
+            if not cache.has(FIRST + number):
+                continue
+            found = cache.find(FIRST + number)
+            assert found is not None
+            assert found[1].chunks[0].tags(0) == (f"id:{number}", f"run:{number}")
+            assert cache.used_bytes <= budget
+    assert sum(cache.has(FIRST + number) for number in range(count)) > 0.8 * kept
