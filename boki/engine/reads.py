@@ -39,7 +39,9 @@ _ROUND_US: Final = 200_000
 _SILENT_US: Final = 5_000_000
 _RETRY_US: Final = 50_000
 _MAX_WAITING: Final = 100_000
-"""Reads that may wait at a time; those that have been answered are cleared away when there are this many."""
+"""Moments of reads that may wait at a time."""
+_SPARE_MOMENTS: Final = 1_000
+"""Those of answered reads, which hold their answers, are cleared away when they are more than the others and this."""
 
 
 @dataclass(slots=True)
@@ -110,8 +112,9 @@ class Reads:
 
     def start(self, read: PendingRead, now_us: int) -> Iterable[Unstamped]:
         """Answer the read now, or keep it until it can be answered. `Overloaded` if too many are kept."""
-        if len(self._due) >= _MAX_WAITING:
-            self._drop_answered()
+        if len(self._due) >= min(_MAX_WAITING, _SPARE_MOMENTS + 4 * len(self._by_token)):
+            self._due = [entry for entry in self._due if not entry.read.is_done]
+            heapq.heapify(self._due)
             if len(self._due) >= _MAX_WAITING:
                 raise Overloaded(f"{_MAX_WAITING} reads are waiting; the engine takes no more", retry_after_s=0.1)
         effects = self._try(read, now_us)
@@ -122,10 +125,6 @@ class Reads:
             if read.wait_until_us and read.wait_until_us < read.deadline_us:
                 heapq.heappush(self._due, Timed(read.wait_until_us, Due.WAIT_END, self._numbers, read))
         return effects
-
-    def _drop_answered(self) -> None:
-        self._due = [entry for entry in self._due if not entry.read.is_done]
-        heapq.heapify(self._due)
 
     def _try(self, read: PendingRead, now_us: int) -> list[Unstamped]:
         if read.is_done:

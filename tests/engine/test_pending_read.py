@@ -113,3 +113,20 @@ def test_a_wait_that_ends_between_two_terms_is_answered_with_nothing() -> None:
     assert isinstance(found, Found)
     assert not found.slabs
     assert not any(cluster.engine.index.watched)
+
+
+def test_what_was_answered_is_let_go_long_before_its_deadline() -> None:
+    """Its moment would hold it, its answer and whoever asked; those that still wait keep theirs."""
+    cluster = Cluster()
+    cluster.until_ready()
+    still = [cluster.submit(Read("book", "never", wait_us=20 * SECOND)) for _ in range(3)]
+    for number in range(3_000):
+        position = cluster.engine.follower.position(0)
+        behind = PendingRead(Read("book"), Waiter("book", -number), {0: position + 1}, cluster.now_us + 20 * SECOND, 0)
+        cluster.engine.reads.start(behind, cluster.now_us)
+        assert cluster.engine.reads.give_up(-number)
+    assert len(cluster.engine.reads._due) < 1_100
+    assert cluster.engine.reads.pending_count == len(still)
+    cluster.now_us += 21 * SECOND
+    cluster.tick()
+    assert all(not cluster.answer(request).slabs for request in still)
