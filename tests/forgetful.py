@@ -12,22 +12,22 @@ import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from boki.host.rocksdb import RocksDb
+from boki.host.rocksdb import AMPLE, Memory, RocksDb
 from boki.protocol.effects import Delete, Put
 
 
 class ForgetfulDb:
     """Stands in for `boki.host.rocksdb.RocksDb`."""
 
-    def __init__(self, path: Path, *settings: int) -> None:
+    def __init__(self, path: Path, memory: Memory = AMPLE) -> None:
         self.path = path
         current = path / "current"
         durable = path / "durable"
         shutil.rmtree(current, ignore_errors=True)
         if durable.exists():
             shutil.copytree(durable, current)
-        self._durable = RocksDb(durable, *settings)
-        self._current = RocksDb(current)
+        self._durable = RocksDb(durable, memory)
+        self._current = RocksDb(current, memory)
         self._unsynced: list[Put | Delete] = []
         self._lock = threading.Lock()
 

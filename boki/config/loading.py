@@ -73,7 +73,7 @@ AppendBuffer = Annotated[
 ]
 BatchSize = Annotated[int, Meta(ge=4 * KIB, description="Appends travel in batches of about this size at most.")]
 WriteBuffer = Annotated[
-    int, Meta(ge=MIB, description="What a storage node writes before it makes a table of it; others: a quarter of it.")
+    int, Meta(ge=MIB, description="What a storage node writes before it makes a table; sequencers: a quarter.")
 ]
 DiskReserve = Annotated[int, Meta(ge=0, description="Appends are refused when a disk has less room than this.")]
 Drain = Annotated[float, Meta(ge=0, description="How long a stop waits for calls that still run.")]

@@ -38,7 +38,7 @@ from typing import Any, Final, Protocol, TypeVar
 from boki.errors import StoreFailed, VersionTooNew
 from boki.host.private_files import make_private_folder
 from boki.host.redo import RedoLog, end_riding, identify, recover
-from boki.host.rocksdb import WRITE_BUFFER_BYTES, RocksDb
+from boki.host.rocksdb import AMPLE, Memory, RocksDb
 from boki.protocol.effects import Delete, DiskRoom, DiskUnreadable, Effect, Load, Loaded, Put, Store
 
 Then = Callable[[Sequence[Effect]], None]
@@ -280,11 +280,11 @@ class Disk:
         *,
         on_failure: Callable[[StoreFailed], None],
         reserve_bytes: int = 0,
-        write_buffer_bytes: int = WRITE_BUFFER_BYTES,
         synced: bool = True,
         has_guests: bool = False,
         beside: Disk | None = None,
         shares_log: bool = False,
+        memory: Memory = AMPLE,
     ) -> None:
         self.path = path
         self._loop = loop
@@ -295,7 +295,7 @@ class Disk:
         self._own_syncs = 0
         try:
             make_private_folder(path)
-            self._db = RocksDb(path, write_buffer_bytes)
+            self._db = RocksDb(path, memory)
             if has_guests:
                 identify(self._db)
             self.log = self._open_log(beside, shares_log=shares_log, synced=synced)

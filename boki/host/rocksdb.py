@@ -5,17 +5,38 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
-from rocksdict import AccessType, DBRecoveryMode, Options, Rdict, WriteBatch
+from rocksdict import AccessType, BlockBasedOptions, Cache, DBRecoveryMode, Options, Rdict, WriteBatch
 
 from boki.host.synced_mark import SyncedMark
 from boki.host.wal_preallocation import WalPreallocation
 from boki.host.write_ahead_log import Reach, follow_logs
 from boki.protocol.effects import Delete, Put
 
-WRITE_BUFFER_BYTES: Final = 64 << 20
-"""What is written stays in memory, and in the write-ahead log, until it is this much: then it goes to a table."""
+
+class Memory(NamedTuple):
+    """What a database holds in memory, at most."""
+
+    written_bytes: int = 64 << 20
+    """Until it is this much, what is written stays there; twice that, while the first half is written to a table."""
+    cached_bytes: int = 32 << 20
+    """Blocks that were read."""
+
+
+AMPLE: Final = Memory()
+_OF_INDEX: Final = Memory(4 << 20, 4 << 20)
+
+
+def memory_of(role: str, write_buffer_bytes: int) -> Memory:
+    """Of a role's database. An engine's is small, because what stands there is in its index, too, as far as the budget
+    of that allows; a sequencer writes little.
+    """
+    if role == "engine":
+        return _OF_INDEX
+    return Memory(write_buffer_bytes if role == "storage" else write_buffer_bytes // 4)
+
+
 _PIN_KEY: Final = b"\xffpin"
 """Behind every key of a node."""
 
@@ -34,10 +55,10 @@ class RocksDb:
     What is read back after a crash is durable: RocksDB writes recovered records to a synced table before it opens.
     """
 
-    def __init__(self, path: Path, write_buffer_bytes: int = WRITE_BUFFER_BYTES) -> None:
+    def __init__(self, path: Path, memory: Memory = AMPLE) -> None:
+        self._memory = memory
         self.syncs_each_write = False
         """For the owner to set: `sync` follows each `write` before the next one. Then syncs are made cheaper."""
-        self._write_buffer_bytes = write_buffer_bytes
         self._preallocation = WalPreallocation(path)
         self._mark = SyncedMark(path)
         self._has_failed = False
@@ -92,10 +113,13 @@ class RocksDb:
         options.create_if_missing(True)
         options.set_paranoid_checks(True)
         options.set_wal_recovery_mode(mode)
-        options.set_write_buffer_size(self._write_buffer_bytes)
-        options.set_max_total_wal_size(4 * self._write_buffer_bytes)
+        options.set_write_buffer_size(self._memory.written_bytes)
+        options.set_max_total_wal_size(4 * self._memory.written_bytes)
         options.set_keep_log_file_num(2)
         options.set_max_open_files(256)
+        table = BlockBasedOptions()
+        table.set_block_cache(Cache(self._memory.cached_bytes))
+        options.set_block_based_table_factory(table)
         return options
 
     def write(self, writes: Iterable[Put | Delete]) -> None:

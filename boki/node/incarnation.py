@@ -35,6 +35,7 @@ from boki.host.clock import beat_delay_s
 from boki.host.disk import Disk
 from boki.host.host import Host
 from boki.host.links import Diversion, NodeLinks
+from boki.host.rocksdb import memory_of
 from boki.log.ids import NodeId
 from boki.log.membership import Member, Role
 from boki.log.metalog import VERSION as ENTRY_VERSION
@@ -287,11 +288,11 @@ class RoleIncarnation(Generic[ConfigType]):
             self._loop,
             on_failure=self._on_disk_failure,
             reserve_bytes=reserve_bytes,
-            write_buffer_bytes=self.config.write_buffer_bytes // (1 if self.role is Role.STORAGE else 4),
             synced=synced,
             has_guests=has_guests,
             beside=beside,
             shares_log=shares_log,
+            memory=memory_of(self.role.value, self.config.write_buffer_bytes),
         )
         return self.disk
 

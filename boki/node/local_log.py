@@ -26,6 +26,7 @@ from boki.host.disk import Disk
 from boki.host.host import Host
 from boki.host.links import Links
 from boki.host.redo import REDO_PREFIX
+from boki.host.rocksdb import memory_of
 from boki.log.ids import NodeId
 from boki.log.quorum import majority
 from boki.log.view import View
@@ -193,11 +194,11 @@ class LocalLog:
             self._loop,
             on_failure=lambda error: self._fail(NodeId(name), error),
             reserve_bytes=reserve_bytes,
-            write_buffer_bytes=self.config.write_buffer_bytes // (1 if role == "storage" else 4),
             synced=self.config.durability == "fsync",
             has_guests=role == "storage" and shares_log(self.config),
             beside=self._disks.get(f"storage-{number}") if role == "sequencer" else None,
             shares_log=shares_log(self.config),
+            memory=memory_of(role, self.config.write_buffer_bytes),
         )
         return self._disks[name]
 

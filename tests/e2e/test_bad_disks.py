@@ -18,7 +18,7 @@ from boki.api.deadline import Caller
 from boki.api.logbook import LogSession
 from boki.config.loading import DevConfig
 from boki.engine.server.port import EnginePort
-from boki.host.rocksdb import RocksDb
+from boki.host.rocksdb import AMPLE, Memory, RocksDb
 from boki.node.local_log import LocalLog
 from boki.protocol.effects import Put
 
@@ -110,8 +110,8 @@ def test_a_failed_sync_stops_the_node_and_nothing_is_acknowledged_after_it(
     class FailingDb(RocksDb):
         fails = False
 
-        def __init__(self, path: Path, *settings: int) -> None:
-            super().__init__(path, *settings)
+        def __init__(self, path: Path, memory: Memory = AMPLE) -> None:
+            super().__init__(path, memory)
             self.path = path
 
         def sync(self) -> None:
@@ -148,8 +148,8 @@ def test_with_three_replicas_one_failing_disk_stops_nobody(tmp_path: Path, monke
     class FailingDb(RocksDb):
         fails = False
 
-        def __init__(self, path: Path, *settings: int) -> None:
-            super().__init__(path, *settings)
+        def __init__(self, path: Path, memory: Memory = AMPLE) -> None:
+            super().__init__(path, memory)
             self.path = path
 
         def sync(self) -> None:

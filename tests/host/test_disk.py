@@ -18,7 +18,7 @@ from boki.host.data_directory import DataDirectory
 from boki.host.disk import _MAX_UNHURRIED, Disk
 from boki.host.host import Host
 from boki.host.links import Links
-from boki.host.rocksdb import RocksDb
+from boki.host.rocksdb import AMPLE, Memory, RocksDb
 from boki.log.ids import NodeId
 from boki.protocol.effects import Delete, DiskRoom, Load, Loaded, Note, Put, Send, Store
 from boki.protocol.messages import IndexBatch
@@ -34,8 +34,8 @@ class GatedDb(RocksDb):
     error: Exception | None = None
     written: list[int]
 
-    def __init__(self, path: Path, *settings: int) -> None:
-        super().__init__(path, *settings)
+    def __init__(self, path: Path, memory: Memory = AMPLE) -> None:
+        super().__init__(path, memory)
         type(self).gate, type(self).entered, type(self).written = threading.Event(), threading.Event(), []
         type(self).error = None
 
@@ -408,7 +408,7 @@ def test_a_scan_sees_the_disk_as_it_was_at_its_first_look(tmp_path: Path) -> Non
 def test_a_full_file_system_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A database that does not open for want of room asks for room, not for a backup or an empty directory."""
 
-    def open_it(_path: Path, _write_buffer_bytes: int) -> RocksDb:
+    def open_it(_path: Path, _memory: Memory) -> RocksDb:
         raise Exception("IO error: No space left on device: While appending to file: MANIFEST-000013")
 
     async def body() -> None:

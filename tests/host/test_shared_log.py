@@ -17,7 +17,7 @@ from boki.host import redo
 from boki.host.disk import Disk
 from boki.host.host import Host
 from boki.host.links import Links
-from boki.host.rocksdb import RocksDb
+from boki.host.rocksdb import AMPLE, Memory, RocksDb
 from boki.log.ids import NodeId
 from boki.protocol.effects import Delete, DiskUnreadable, Effect, Put, Send, Store
 from boki.protocol.messages import EntriesStored, Ping, Pong, ShardProgress
@@ -112,8 +112,8 @@ class NotedDb(RocksDb):
     notes: list[tuple[str, str, int]]
     error: Exception | None = None
 
-    def __init__(self, path: Path, *settings: int) -> None:
-        super().__init__(path, *settings)
+    def __init__(self, path: Path, memory: Memory = AMPLE) -> None:
+        super().__init__(path, memory)
         self._name = path.name
 
     def write(self, writes: Iterable[Put | Delete]) -> None:

@@ -33,6 +33,7 @@ from boki.engine.index.parts import (
     DIRTY,
     END,
     PART_RECORDS,
+    RECORD_BYTES,
     SCATTERED,
     USED,
     WRITING,

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from boki.host import disk
-from boki.host.rocksdb import RocksDb
+from boki.host.rocksdb import Memory, RocksDb
 from boki.launch.up import zygote
 
 FAIL_SYNC = "fail-sync"
@@ -60,8 +60,8 @@ def install(folder: Path) -> None:
     class FailingDb(RocksDb):
         """The real database, until it is told to fail."""
 
-        def __init__(self, path: Path, write_buffer_bytes: int) -> None:
-            super().__init__(path, write_buffer_bytes)
+        def __init__(self, path: Path, memory: Memory) -> None:
+            super().__init__(path, memory)
             self._faults = faults_of(folder, path)
 
         def sync(self) -> None:
