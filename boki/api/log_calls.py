@@ -87,13 +87,17 @@ def many_records(records: Iterable[Appendable], when: When, key: str | None, lim
         )
     checked = []
     size = 0
+    last: Tags = ()
+    last_checked: tuple[str, ...] = ()
     for record in records:
         data, tags = _data_and_tags(record)
         data = check_data(data, limits.record_bytes)
         size += len(data) + MIN_RECORD_BYTES
         if size > limits.request_bytes:
             raise _request_too_large(limits)
-        checked.append((data, check_tags(tags, limits) if tags else ()))
+        if tags is not last:  # records of one journal share theirs
+            last, last_checked = tags, check_tags(tags, limits) if tags else ()
+        checked.append((data, last_checked))
     if not checked:
         raise InvalidArgument("append_many needs at least one record", field="records")
     return Group(checked, check_when(when, limits), None if key is None else check_key(key, limits))
@@ -133,15 +137,21 @@ def _request_too_large(limits: Limits) -> TooLarge:
     )
 
 
+class FirstUse(tuple[int, ...]):
+    """The seqnums of the first use of a key, which was used before: nothing was appended now."""
+
+    __slots__ = ()
+
+
 def seqnums_of(first_seqnum: int, group: Group, rejected: Rejected | None, book: str) -> Sequence[int]:
-    """The seqnums of a group whose first record was given `first_seqnum`, or of the first use of its key.
+    """The seqnums of a group whose first record was given `first_seqnum`, or the `FirstUse` of its key.
 
     `ConditionFailed` if that is why the group was rejected.
     """
     if rejected is None:
         return range(first_seqnum, first_seqnum + len(group.records))
     if rejected.seqnums:
-        return rejected.seqnums
+        return FirstUse(rejected.seqnums)
     if rejected.actual_count >= 0:
         raise ConditionFailed(
             f"tag {rejected.tag!r} in book {book!r} has had {rejected.actual_count} records, not "

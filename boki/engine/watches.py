@@ -7,7 +7,9 @@ while nothing comes for them: here each is one entry of a table that the index l
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+import msgspec
 
 from boki.engine.index.index import Index
 from boki.engine.waiter import Ended, Unstamped, Waiter
@@ -15,8 +17,12 @@ from boki.log.ids import MAX_SEQNUM
 from boki.log.operations import Done
 from boki.protocol.effects import Token
 
-_Watch = tuple[int, Token]
-"""The least seqnum that is waited for, and the shell's token."""
+
+class _Watch(msgspec.Struct, eq=False, gc=False):
+    """The least seqnum that is waited for, and the shell's token."""
+
+    min_seqnum: int
+    token: Token
 
 
 class Watches:
@@ -24,26 +30,27 @@ class Watches:
 
     def __init__(self, index: Index) -> None:
         self._index = index
-        self._rows: dict[str, dict[str, tuple[_Watch, ...]]] = {}
+        self._rows: dict[str, dict[str, _Watch | list[_Watch]]] = {}
         index.watched += (self._rows,)
 
     @property
     def count(self) -> int:
         """Number of watches that have not been answered."""
-        return sum(len(waiting) for tags in self._rows.values() for waiting in tags.values())
+        return sum(len(_all(waiting)) for tags in self._rows.values() for waiting in tags.values())
 
     def add(self, book: str, tag: str, min_seqnum: int, token: Token) -> list[Unstamped]:
         """Answer as soon as the tag has a record at or above `min_seqnum`: at once, if it has one already."""
         if self._has(book, tag, min_seqnum):
             return [Ended(Waiter(book, token), Done())]
         tags = self._rows.setdefault(book, {})
-        tags[tag] = (*tags.get(tag, ()), (min_seqnum, token))
+        watch, others = _Watch(min_seqnum, token), _all(tags.get(tag))
+        tags[tag] = [*others, watch] if others else watch
         return []
 
     def remove(self, book: str, tag: str, token: Token) -> None:
         """Forget the watch. Repeatable."""
         tags = self._rows.get(book, {})
-        left = tuple(watch for watch in tags.get(tag, ()) if watch[1] is not token)
+        left = [watch for watch in _all(tags.get(tag)) if watch.token is not token]
         if left:
             tags[tag] = left
         elif tags.pop(tag, None) is not None and not tags:
@@ -55,11 +62,18 @@ class Watches:
         if not self._rows:
             return effects
         for book, tag in sorted(rows):  # any order, but one that two runs share
-            for min_seqnum, token in self._rows.get(book, {}).get(tag, ()):
-                if self._has(book, tag, min_seqnum):
-                    self.remove(book, tag, token)
-                    effects.append(Ended(Waiter(book, token), Done()))
+            for watch in _all(self._rows.get(book, {}).get(tag)):
+                if self._has(book, tag, watch.min_seqnum):
+                    self.remove(book, tag, watch.token)
+                    effects.append(Ended(Waiter(book, watch.token), Done()))
         return effects
 
     def _has(self, book: str, tag: str, min_seqnum: int) -> bool:
         return len(self._index.page(book, tag, min_seqnum, MAX_SEQNUM, 1)) > 0
+
+
+def _all(waiting: _Watch | list[_Watch] | None) -> Sequence[_Watch]:
+    """All watches of a row: most have one, without a list."""
+    if waiting is None:
+        return ()
+    return waiting if isinstance(waiting, list) else (waiting,)

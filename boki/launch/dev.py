@@ -16,8 +16,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from boki.api.streaming import no_stream
-from boki.books.calls.ledger import Owner
 from boki.books.calls.logged_calls import LoggedCalls
+from boki.books.calls.waiting import Owner
 from boki.config.loading import DevConfig
 from boki.dispatch.server.pools import FunctionHost
 from boki.engine.server.log_service import LogService
@@ -33,7 +33,7 @@ from boki.log.ids import NodeId
 from boki.log.metalog import Positions
 from boki.log.operations import Answer, Operation
 from boki.node.local_log import ENGINE, LocalLog
-from boki.protocol.calls import Call, CallChange, FunctionInfo, InvocationState, ModuleInfo, Outcome, TakeChunk
+from boki.protocol.calls import Begun, Call, CallChange, FunctionInfo, InvocationState, ModuleInfo, Outcome, TakeChunk
 from boki.worker.frames import ConsoleLine
 
 _log = logging.getLogger("boki")
@@ -158,12 +158,12 @@ class Dev:
         if self._call_lines is not None:
             self._call_lines.close()
 
-    async def _later(self, call: Call, delay_s: float, key: str | None) -> str:
+    async def _later(self, call: Call, delay_s: float, key: str | None) -> Begun:
         if call.function not in self.functions.functions:  # else only the log would ever learn of it
             raise no_such_function(call.function, self.functions.functions)
         if self.functions.functions[call.function].streams:
             raise no_stream(call.function)
-        return await self.calls.accept(call, key=key, delay_s=delay_s)
+        return await self.calls.begin(call, key=key, delay_s=delay_s)
 
     async def _ask(self, invocation_id: str, wait_s: float, change: CallChange) -> InvocationState:
         return await self.calls.asked(invocation_id, wait_s, change)

@@ -15,8 +15,8 @@ from typing import Any, ClassVar, Final, assert_never
 import msgspec
 
 from boki.api.streaming import no_stream
-from boki.books.calls.ledger import Owner
 from boki.books.calls.logged_calls import LoggedCalls
+from boki.books.calls.waiting import Owner
 from boki.config.node import EngineNodeConfig
 from boki.coordination.zookeeper import News
 from boki.dispatch.server.deployed import DeployedFunctions
@@ -34,7 +34,7 @@ from boki.node.console import log_function_line, problem_lines
 from boki.node.incarnation import Ending, RoleIncarnation
 from boki.node.remote_ledger import RemoteLedger
 from boki.protocol.call_messages import FOR_ENGINE_SHELL
-from boki.protocol.calls import Call, CallChange, InvocationState, version_of
+from boki.protocol.calls import Begun, Call, CallChange, InvocationState, version_of
 from boki.protocol.effects import (
     Announce,
     Answer,
@@ -266,15 +266,16 @@ class EngineIncarnation(RoleIncarnation[EngineNodeConfig]):
         """Shut a lost engine incarnation out of the log, and see all that it had appended."""
         await self.port.fence(incarnation, _FENCE_TIMEOUT_S)
 
-    async def _later(self, call: Call, delay_s: float, key: str | None) -> str:
+    async def _later(self, call: Call, delay_s: float, key: str | None) -> Begun:
         known = self.functions.functions.get(call.function)
         is_pinned = call.chosen is not None and version_of(call.chosen.attributes) not in (0, self.deployed.number)
         if known is None and not is_pinned:  # else only the log would ever learn of it
             raise NoSuchFunction(f"no function is named {call.function}")
         if known is not None and known.streams:
             raise no_stream(call.function)
-        ledger = self.calls or self.remote_ledger
-        return await ledger.accept(call, key=key, delay_s=delay_s)
+        if self.calls is None:
+            return Begun(await self.remote_ledger.accept(call, key=key, delay_s=delay_s))
+        return await self.calls.begin(call, key=key, delay_s=delay_s)
 
     async def _ask(self, invocation_id: str, wait_s: float, change: CallChange) -> InvocationState:
         return await (self.calls or self.remote_ledger).asked(invocation_id, wait_s, change)

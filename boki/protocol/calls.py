@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -174,6 +174,14 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
     """The run of a logged call has ended, and the call has not: with neither a result nor a failure."""
     appends: tuple[Append, ...] = ()
     """What the engine is to append in one batch with the record of the end; from a worker."""
+
+
+class Begun(NamedTuple):
+    """A logged call that was accepted."""
+
+    id: str
+    result: Payload | None = None
+    """What its function has returned, if the call has ended with its acceptance, and this is short."""
 
 
 CHUNK_BYTES: Final = 16 * 1024

@@ -18,7 +18,7 @@ import msgspec
 from boki.errors import CorruptData
 from boki.log.limits import KIB, MIB, Limits
 from boki.log.operations import Failure, Reply, Request
-from boki.protocol.calls import Call, CallChange, InvocationState, ModuleInfo, Outcome, ResultChunk
+from boki.protocol.calls import Call, CallChange, InvocationState, ModuleInfo, Outcome, Payload, ResultChunk
 
 VERSION: Final = 5
 """The protocol's version, said in every hello. Both ends are one installation unless it was upgraded under a running
@@ -190,11 +190,12 @@ class ChildEnded(Frame, frozen=True, tag=24):
 
 
 class Accepted(Frame, frozen=True, tag=25):
-    """worker's `InvokeLater` -> the invocation's id, or why it was refused."""
+    """worker's `InvokeLater` -> the invocation's id, or why it was refused. `result`: see `Begun`."""
 
     id: int
     invocation: str
     failure: Failure | None = None
+    result: Payload | None = None
 
 
 class CallTold(Frame, frozen=True, tag=27):

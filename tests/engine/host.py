@@ -26,7 +26,7 @@ from boki.log.chunk import Group, encode_chunk
 from boki.log.limits import DEFAULT_LIMITS, Limits
 from boki.log.metalog import Positions
 from boki.log.operations import Append, Appended, Failure, Found, Operation, Slab
-from boki.protocol.calls import Call, CallChange, InvocationState, Outcome, Payload
+from boki.protocol.calls import Begun, Call, CallChange, InvocationState, Outcome, Payload
 
 TIMEOUT_S = 30.0
 """How long a test waits for what must come. Never reached, so it may be generous on a busy machine."""
@@ -90,11 +90,11 @@ class Host(FunctionHost):
         self.abandoned.append(finish)
         self._look()
 
-    async def _log_call(self, call: Call, delay_s: float, key: str | None) -> str:
+    async def _log_call(self, call: Call, delay_s: float, key: str | None) -> Begun:
         if key == "bad":
             raise InvalidArgument("that key is bad", field="key")
         self.later_calls.append((call, delay_s, key))
-        return call.id
+        return Begun(call.id)
 
     async def _tell_call(self, invocation_id: str, wait_s: float, change: CallChange) -> InvocationState:
         self.asked_calls.append((invocation_id, wait_s, change))

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 import aiohttp
 
-from boki.books.calls.ledger import Owner
 from boki.books.calls.logged_calls import LoggedCalls
 from boki.books.calls.sleepers import Finish
+from boki.books.calls.waiting import Owner
 from boki.errors import BokiError, InvalidArgument
 from boki.gateway.backend import EngineWatcher, StreamControl
 from boki.gateway.config import GatewayConfig, Timeouts

@@ -19,7 +19,7 @@ import msgspec
 
 from boki.api.append_gatherer import AppendGatherer
 from boki.api.deadline import Caller, Deadline
-from boki.api.log_calls import first_record, many_records, one_record, records_of
+from boki.api.log_calls import FirstUse, first_record, many_records, one_record, records_of
 from boki.api.logbook import LogBook, LogSession
 from boki.api.port import LogPort
 from boki.books.calls.ledger import (
@@ -34,23 +34,23 @@ from boki.books.calls.ledger import (
     Entry,
     Finished,
     Ledger,
-    Owner,
     Retrying,
     Started,
     Suspended,
     TakenOver,
-    Waiting,
     acceptance_tags,
     end_tags,
     entry_of,
     id_of,
     id_tag,
     owner_tag,
+    part_of,
     runs_of,
     waiting_of,
 )
 from boki.books.calls.lives import carry_forward
 from boki.books.calls.runs import Runs
+from boki.books.calls.waiting import Owner, Waiting
 from boki.errors import BokiError, ConditionFailed, CorruptData, NoSuchInvocation, NotFound, TooLarge, Trimmed
 from boki.host.clock import now_us
 from boki.libs.fold.follower import PAGE_RECORDS, Follower
@@ -189,7 +189,7 @@ class CallBook:
         when = (Expect(tag, 0),) if key is None else ()
         try:
             seqnums = await self._accept(entry, when, key)
-            if isinstance(seqnums, range):  # appended now, and not under this key before
+            if not isinstance(seqnums, FirstUse):
                 return self._accepted_now(entry, seqnums[0])
             seqnum = seqnums[0]
         except ConditionFailed as error:  # an earlier try, here or at another engine, has been carried out
@@ -242,7 +242,7 @@ class CallBook:
             raise
         finally:
             await beside
-        is_new = isinstance(seqnums, range)  # else it is under the key already, perhaps by an append that was repeated
+        is_new = not isinstance(seqnums, FirstUse)  # perhaps of this append, which was repeated
         if is_new:
             self.ledger.learn(seqnums[1], 0, end)
         return is_new
@@ -437,16 +437,16 @@ class CallBook:
 
     async def checkpoint(self) -> None:
         """Write down which calls are unfinished, so that the next start need not read further back."""
-        whole = self.ledger.checkpoint()
+        fold_from, calls = self.ledger.fold_from, list(self.ledger.waiting.all_kept())
         size = _CALLS_IN_PART
-        while size > 1 and len(CODEC.encode(CheckpointPart(whole.waiting[:size]))) > self._limits.record_bytes // 2:
+        while size > 1 and len(CODEC.encode(part_of(calls[:size]))) > self._limits.record_bytes // 2:
             size //= 2
-        *before, last = [whole.waiting[i : i + size] for i in range(0, len(whole.waiting), size)] or [()]
+        *before, last = [calls[i : i + size] for i in range(0, len(calls), size)] or [[]]
         parts = []
-        for waiting in before:
-            data = CODEC.encode(CheckpointPart(waiting))
-            parts.append(await self._book.append(data))
-        await self._book.append(CODEC.encode(Checkpoint(whole.fold_from, last, tuple(parts))), [CHECKPOINT_TAG])
+        for some in before:
+            parts.append(await self._book.append(CODEC.encode(part_of(some))))
+        whole = Checkpoint(fold_from, part_of(last).waiting, tuple(parts))
+        await self._book.append(CODEC.encode(whole), [CHECKPOINT_TAG])
         self.unsaved_count = 0
 
     async def first_seqnum_at(self, time_us: int) -> int | None:

@@ -7,7 +7,8 @@ from functools import partial
 import msgspec
 
 from boki.books.calls.call_book import CallBook
-from boki.books.calls.ledger import Accepted, CallEntry, Finished, Waiting, name_of, waiting_of
+from boki.books.calls.ledger import Accepted, CallEntry, Finished, name_of, waiting_of
+from boki.books.calls.waiting import Waiting
 from boki.errors import AlreadyExists, InvalidArgument, KeyReused, NoSuchInvocation, NotFound, Trimmed
 from boki.libs.fold.retrying import until_answered
 from boki.protocol.calls import Call, ChosenId

@@ -23,7 +23,6 @@ from boki.books.calls.ledger import (
     CallEntry,
     Finished,
     Started,
-    Waiting,
     acceptance_tags,
     accepted_at,
     attributes_of,
@@ -34,6 +33,7 @@ from boki.books.calls.ledger import (
 from boki.books.calls.lives import carry_forward, ended, moved, run_again
 from boki.books.calls.runs import cancelled, shortened
 from boki.books.calls.views import ended_state, listed_state, state_of
+from boki.books.calls.waiting import PackedCall, Waiting
 from boki.errors import NoSuchInvocation, NotFound, Trimmed, WrongState
 from boki.libs.fold.retrying import until_answered
 from boki.log.ids import MAX_SEQNUM
@@ -222,13 +222,12 @@ class Inquiries:
         return state_of(*await self._acceptance(entry, record), entry, record.time)
 
 
-def _matches(waiting: Waiting, wanted: CallFilter) -> bool:
-    return (
-        (not wanted.function or waiting.function == wanted.function)
-        and (not wanted.states or waiting.state in wanted.states)
-        and waiting.changed_us >= wanted.since_us
-        and wanted.matches(waiting.name, waiting.attributes)
-    )
+def _matches(call: Waiting | PackedCall, wanted: CallFilter) -> bool:
+    if (wanted.states and call.state not in wanted.states) or (wanted.function and call.function != wanted.function):
+        return False
+    if wanted.since_us and call.changed_us < wanted.since_us:
+        return False
+    return not (wanted.named or wanted.attributes) or wanted.matches(call.name, call.attributes)
 
 
 def _without_result(state: InvocationState) -> InvocationState:

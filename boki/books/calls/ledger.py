@@ -23,17 +23,27 @@ This file knows records and numbers, never a clock or a log. `boki.books.calls.l
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from hashlib import sha256
-from heapq import nlargest
+from heapq import nlargest, nsmallest
 from operator import attrgetter
 from sys import intern
-from typing import Final, Literal, NamedTuple, assert_never
+from typing import Final, assert_never
 
 import msgspec
 
 from boki.books.calls.runs import Runs
+from boki.books.calls.waiting import (
+    NOBODY,
+    Owner,
+    PackedCall,
+    Unfinished,
+    Waiting,
+    WaitingCalls,
+    as_waiting,
+    only_version,
+)
 from boki.errors import CallCancelled
 from boki.libs.fold.codec import RecordCodec
 from boki.libs.fold.fold import Learner
@@ -46,7 +56,6 @@ from boki.protocol.calls import (
     CallStatus,
     Outcome,
     Suspension,
-    WakeOn,
     ends_tag,
     starts_tag,
     version_of,
@@ -64,18 +73,6 @@ FAILED_TAG: Final = "failed"
 CANCELLED_TAG: Final = "cancelled"
 JUST_BEFORE: Final = -1
 """See `Finished.accepted_seqnum`."""
-
-
-class Owner(NamedTuple):
-    """An engine incarnation."""
-
-    node: str
-    incarnation: int
-
-
-NOBODY: Final = Owner("", 0)
-
-Unfinished = Literal["accepted", "running", "retrying", "suspended"]
 
 
 class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted"):
@@ -170,37 +167,6 @@ class TakenOver(msgspec.Struct, frozen=True, array_like=True, tag="taken-over"):
     heir: Owner
 
 
-class Waiting(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An unfinished call: the seqnum of its last record, when it may start (again), and who runs it."""
-
-    id: str
-    seqnum: int
-    due_us: int
-    owner: Owner = NOBODY
-    starts: int = 0
-    accepted: int = 0
-    """The seqnum of its last `Accepted`, if that is not its last record."""
-    state: Unfinished = "accepted"
-    function: str = ""
-    """With the fields below for lists; empty, if a version that had no lists has written it."""
-    book: str = ""
-    changed_us: int = 0
-    accepted_us: int = 0
-    attempts: int = 0
-    started_us: int = 0
-    last_started_us: int = 0
-    suspension: Suspension | None = None
-    """What it waits for, if `state` is "suspended"."""
-    name: str = ""
-    """See `boki.protocol.calls.ChosenId`."""
-    attributes: dict[str, Attribute] | None = None
-
-    @property
-    def accepted_seqnum(self) -> int:
-        """Where its payload is."""
-        return self.accepted or self.seqnum
-
-
 class CheckpointPart(msgspec.Struct, frozen=True, array_like=True, tag="checkpoint-part"):
     """Some of the unfinished calls of a checkpoint that follows."""
 
@@ -214,6 +180,11 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True, tag="checkpoint")
     waiting: tuple[Waiting, ...]
     parts: tuple[int, ...] = ()
     """The seqnums of the `CheckpointPart`s that hold what did not fit."""
+
+
+def part_of(calls: Iterable[Waiting | PackedCall]) -> CheckpointPart:
+    """Some unfinished calls as they stand in a checkpoint."""
+    return CheckpointPart(tuple([as_waiting(call) for call in calls]))
 
 
 Unended = Accepted | Started | Retrying | Suspended
@@ -295,7 +266,7 @@ def waiting_of(entry: Accepted, seqnum: int, record_time_us: int) -> Waiting:
         attempts=runs.total,
         started_us=runs.first_us,
         last_started_us=runs.last_us,
-        suspension=None if entry.suspension is None else _shared_names(entry.suspension),
+        suspension=entry.suspension,
         name=name_of(entry.call),
         attributes=_shared_attributes(attributes_of(entry.call)),
     )
@@ -305,24 +276,13 @@ def _shared_attributes(attributes: dict[str, Attribute]) -> dict[str, Attribute]
     """One object for all calls that have nothing but a version."""
     if not attributes:
         return None
-    return _only_version(version_of(attributes)) if attributes.keys() == {PINNED} else attributes
-
-
-@lru_cache(maxsize=64)
-def _only_version(version: int) -> dict[str, Attribute]:
-    return {PINNED: version}
+    return only_version(version_of(attributes)) if attributes.keys() == {PINNED} else attributes
 
 
 @lru_cache(maxsize=256)
 def _shared_owner(owner: Owner) -> Owner:
     """One object for all calls of an engine: a hundred thousand calls may sleep."""
     return Owner(intern(owner.node), owner.incarnation)
-
-
-def _shared_names(suspension: Suspension) -> Suspension:
-    """The same with one object for each name that many calls share."""
-    wakes = tuple(WakeOn(intern(wake.book), wake.tag, wake.min_seqnum) for wake in suspension.wakes)
-    return Suspension(suspension.wake_us, wakes, intern(suspension.note))
 
 
 def went_on(known: Waiting | None, entry: Started | Retrying | Suspended, seqnum: int, record_time_us: int) -> Waiting:
@@ -337,7 +297,7 @@ def went_on(known: Waiting | None, entry: Started | Retrying | Suspended, seqnum
             state, due_us, starts = "retrying", entry.next_us, entry.starts
         case Suspended():
             state, due_us, starts = "suspended", entry.suspension.wake_us, 0
-            suspension = _shared_names(entry.suspension)
+            suspension = entry.suspension
         case _:
             assert_never(entry)
     return Waiting(
@@ -400,7 +360,7 @@ class Ledger(Learner[CallEntry]):
     """
 
     def __init__(self, checkpoint: Checkpoint | None = None) -> None:
-        self.waiting: dict[str, Waiting] = {}
+        self.waiting = WaitingCalls()
         self.fold_from = 0
         """Every record below this is reflected in `waiting`."""
         self.suspended_count = 0
@@ -450,40 +410,44 @@ class Ledger(Learner[CallEntry]):
         known = self.waiting.get(waiting.id)
         is_news = known is None or known.seqnum <= waiting.seqnum
         if known is not None and known.seqnum == waiting.seqnum:  # what was learned did not know its time
-            waiting = msgspec.structs.replace(waiting, id=known.id, suspension=known.suspension)
+            waiting = msgspec.structs.replace(waiting, id=known.id)
         if is_news and self._over.get(waiting.id, -1) < waiting.seqnum:
             self._put(waiting)
 
     def _take_over(self, entry: TakenOver) -> None:
-        for waiting in self.owned_by(entry.lost):
-            self._put(msgspec.structs.replace(waiting, owner=entry.heir))
+        for call in self.owned_by(entry.lost):
+            self._put(msgspec.structs.replace(as_waiting(call), owner=entry.heir))
 
     def _put(self, waiting: Waiting) -> None:
-        self._pop(waiting.id)
-        self.waiting[waiting.id] = waiting
+        self._discount(waiting.id)
+        self.waiting.put(waiting)
         self._counts[waiting.owner] += 1
         self.suspended_count += waiting.state == "suspended"
 
     def _pop(self, invocation_id: str) -> None:
-        waiting = self.waiting.pop(invocation_id, None)
-        if waiting is not None:
-            self._counts[waiting.owner] -= 1
-            self.suspended_count -= waiting.state == "suspended"
-            if not self._counts[waiting.owner]:
-                del self._counts[waiting.owner]
+        self._discount(invocation_id)
+        self.waiting.pop(invocation_id)
+
+    def _discount(self, invocation_id: str) -> None:
+        known = self.waiting.kept(invocation_id)
+        if known is not None:
+            self._counts[known.owner] -= 1
+            self.suspended_count -= known.state == "suspended"
+            if not self._counts[known.owner]:
+                del self._counts[known.owner]
 
     def owners(self) -> list[Owner]:
         """Whose calls are unfinished."""
         return list(self._counts)
 
-    def owned_by(self, owner: Owner) -> list[Waiting]:
+    def owned_by(self, owner: Owner) -> list[Waiting | PackedCall]:
         """The unfinished calls of an owner."""
-        return [waiting for waiting in self.waiting.values() if waiting.owner == owner]
+        return [call for call in self.waiting.all_kept() if call.owner == owner]
 
-    def newest(self, below: int, limit: int, matches: Callable[[Waiting], bool]) -> list[Waiting]:
+    def newest(self, below: int, limit: int, matches: Callable[[Waiting | PackedCall], bool]) -> list[Waiting]:
         """The unfinished calls that match, whose last record is below that seqnum: those that changed last first."""
-        found = (waiting for waiting in self.waiting.values() if waiting.seqnum < below and matches(waiting))
-        return nlargest(limit, found, key=attrgetter("seqnum"))
+        found = (call for call in self.waiting.all_kept() if matches(call) and call.seqnum < below)
+        return [as_waiting(call) for call in nlargest(limit, found, key=attrgetter("seqnum"))]
 
     def checkpoint(self) -> Checkpoint:
         """The state as one record, which may be too large for the log."""
@@ -491,9 +455,9 @@ class Ledger(Learner[CallEntry]):
 
     def waiting_below(self, seqnum: int, limit: int) -> list[Waiting]:
         """Unfinished calls that hold up trimming to `seqnum`, the oldest first, at most `limit`."""
-        holding = (waiting for waiting in self.waiting.values() if waiting.accepted_seqnum < seqnum)
-        return sorted(holding, key=lambda waiting: waiting.accepted_seqnum)[:limit]
+        holding = [call for call in self.waiting.all_kept() if call.accepted_seqnum < seqnum]
+        return [as_waiting(call) for call in nsmallest(limit, holding, key=attrgetter("accepted_seqnum"))]
 
     def trim_floor(self, wanted: int) -> int:
         """How far the book may be trimmed: never past an unfinished call, nor past what is not known yet."""
-        return min((wanted, self.fold_from, *(waiting.accepted_seqnum for waiting in self.waiting.values())))
+        return min((wanted, self.fold_from, *(call.accepted_seqnum for call in self.waiting.all_kept())))

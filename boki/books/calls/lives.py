@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from boki.books.calls.ledger import Accepted, Finished, Owner, Waiting, accepted_at, attributes_of, name_of
+from boki.books.calls.ledger import Accepted, Finished, accepted_at, attributes_of, name_of
 from boki.books.calls.runs import Runs
+from boki.books.calls.waiting import Owner, Waiting
 from boki.protocol.calls import PINNED, Call, Outcome
 
 

@@ -22,24 +22,16 @@ import msgspec
 
 from boki.books.calls.call_book import CallBook
 from boki.books.calls.chosen_ids import accept_chosen, copied
+from boki.books.calls.housekeeping import Housekeeping
 from boki.books.calls.inquiries import Inquiries
-from boki.books.calls.ledger import (
-    NOBODY,
-    Accepted,
-    Entry,
-    Finished,
-    Owner,
-    TakenOver,
-    Waiting,
-    corrected_key,
-    request_hash,
-)
+from boki.books.calls.ledger import Accepted, Entry, Finished, TakenOver, corrected_key, request_hash
 from boki.books.calls.lives import pinned
 from boki.books.calls.runner import Next, Run, Runner
 from boki.books.calls.runs import Runs
 from boki.books.calls.sleepers import Sleepers, WatchingPort
 from boki.books.calls.takeover import Fence, Takeover
 from boki.books.calls.trying import Trying
+from boki.books.calls.waiting import NOBODY, Owner, PackedCall, Waiting
 from boki.errors import (
     BokiError,
     DeadlineExceeded,
@@ -54,6 +46,7 @@ from boki.log.limits import DEFAULT_LIMITS, Limits
 from boki.log.membership import Membership
 from boki.log.operations import Failure
 from boki.protocol.calls import (
+    Begun,
     Call,
     CallChange,
     CallFilter,
@@ -69,10 +62,9 @@ _log = logging.getLogger("boki.protocol.calls")
 
 _ACCEPT_TIMEOUT_S: Final = 30.0
 _LONGEST_TIMER_S: Final = 3600.0
-_CHECKPOINT_EVERY: Final = 500
-"""A start reads about this many records at most, each perhaps from another machine; or as many as calls wait."""
-_TRIMS_PER_KEEP: Final = 24
 _RETRY_AFTER_S: Final = 1
+_SHORT_BYTES: Final = 16 * 1024
+"""Longer results do not travel with the answer to a start, because nobody may want them."""
 
 T = TypeVar("T")
 
@@ -117,7 +109,6 @@ class LoggedCalls:
             spawn=lambda work: self._spawn(work, in_background=True),
         )
         self._clock = clock
-        self._keep_s = keep_s
         self._max_running = max_running
         self._max_waiting = max_waiting
         self._max_suspended = max_suspended
@@ -126,7 +117,9 @@ class LoggedCalls:
         self._accepting: dict[str, bool] = {}
         """Calls whose acceptance is under way, and whether they are to be started as soon as it is durable."""
         self._mine: dict[str, bool] = {}
-        """The calls that this engine runs or is going to run, and whether it has inherited them."""
+        """The calls that this engine runs or is going to run, and whether it has inherited them. It has those that
+        are asleep, too.
+        """
         self._ready: deque[str] = deque()
         self._delayed: list[tuple[int, str]] = []
         self._running: set[str] = set()
@@ -134,8 +127,7 @@ class LoggedCalls:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._background: set[asyncio.Task[Any]] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._trimmer: asyncio.TimerHandle | None = None
-        self._has_housekeeping = False
+        self._housekeeping = Housekeeping(self._book, keep_s, clock, self._spawn)
 
     @property
     def waiting_count(self) -> int:
@@ -149,7 +141,7 @@ class LoggedCalls:
 
     def versions_in_use(self) -> frozenset[int]:
         """The versions that unfinished calls are pinned to."""
-        return frozenset(version_of(waiting.attributes) for waiting in self._book.ledger.waiting.values()) - {0}
+        return frozenset(version_of(call.attributes) for call in self._book.ledger.waiting.all_kept()) - {0}
 
     @property
     def running_count(self) -> int:
@@ -169,16 +161,16 @@ class LoggedCalls:
             _log.info("%s unfinished", what)
         self._spawn(self._book.follow(self._on_entry, self._adopt_all), in_background=True)
         self._takeover.watch()
-        self._schedule_trim()
+        self._housekeeping.start()
 
     async def stop(self, drain_s: float = 10.0) -> None:
         """Accept no more, wait for what runs at most `drain_s`. What is left runs after the next start."""
         self._is_open = False
         self._takeover.stop()
         self._sleepers.stop()
-        for timer in (self._timer, self._trimmer):
-            if timer is not None:
-                timer.cancel()
+        self._housekeeping.stop()
+        if self._timer is not None:
+            self._timer.cancel()
         for task in self._background:
             task.cancel()
         if self._tasks:
@@ -204,12 +196,18 @@ class LoggedCalls:
         `KeyReused`, unless the first call was refused without having run: its corrected form takes over the key.
         `Overloaded` if too many calls wait.
         """
+        return (await self.begin(call, key=key, delay_s=delay_s)).id
+
+    async def begin(self, call: Call, *, key: str | None = None, delay_s: float = 0.0) -> Begun:
+        """See `accept`: with what has come of the call, if it has ended by then."""
         if not 0 <= delay_s <= MAX_DELAY_S:
             raise InvalidArgument(
                 f"delay_s must be 0 to {MAX_DELAY_S:,.0f} seconds (a year), not {delay_s:,.15g}", field="delay_s"
             )
         accept = self._accept(call, key, int(delay_s * 1e6), is_urgent=False)
-        return (await self._shielded(accept, call.id, _ACCEPT_TIMEOUT_S)).call.id
+        first, outcome = await self._shielded(accept, call.id, _ACCEPT_TIMEOUT_S)
+        result = None if outcome is None else outcome.result
+        return Begun(first.call.id, result if result is not None and len(result.data) <= _SHORT_BYTES else None)
 
     async def call_once(self, call: Call, key: str) -> tuple[str, Outcome]:
         """Run the call and wait for its end, at most its `timeout_us`: its id and its outcome.
@@ -219,11 +217,14 @@ class LoggedCalls:
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + call.timeout_us / 1e6
-        first = await self._shielded(self._accept(call, key, 0, is_urgent=True), call.id, call.timeout_us / 1e6)
+        accept = self._accept(call, key, 0, is_urgent=True)
+        first, outcome = await self._shielded(accept, call.id, call.timeout_us / 1e6)
         invocation_id = first.call.id
+        if outcome is not None:
+            return invocation_id, outcome
         try:
             async with asyncio.timeout_at(until):
-                if invocation_id in self._mine:
+                if self._has(invocation_id):
                     end = self._ends.setdefault(invocation_id, loop.create_future())
                     return invocation_id, await asyncio.shield(end)
                 return invocation_id, await self._book.outcome(invocation_id)
@@ -305,7 +306,10 @@ class LoggedCalls:
                 limit=self._max_waiting,
             )
 
-    async def _accept(self, call: Call, key: str | None, delay_us: int, *, is_urgent: bool) -> Accepted:
+    async def _accept(
+        self, call: Call, key: str | None, delay_us: int, *, is_urgent: bool
+    ) -> tuple[Accepted, Outcome | None]:
+        """The acceptance that counts, and how the call has ended, if it did so at once."""
         self._check_room()
         has_room = len(self._running) + sum(self._accepting.values()) < self._max_running and not self._ready
         begins = not delay_us and (is_urgent or has_room)
@@ -318,8 +322,10 @@ class LoggedCalls:
             entry = msgspec.structs.replace(entry, starts=1, state="running", runs=Runs(1))
         self._accepting[call.id] = begins
         try:
-            if is_tried and await self._trying.end_at_once(entry, key if call.chosen is None else None):
-                return entry
+            if is_tried:
+                outcome = await self._trying.end_at_once(entry, key if call.chosen is None else None)
+                if outcome is not None:
+                    return entry, outcome
             if call.chosen is not None:
                 first, accepted_us, waiting = await accept_chosen(self._book, entry, call.chosen)
             else:
@@ -336,14 +342,14 @@ class LoggedCalls:
                 field="Idempotency-Key",
                 invocation=first.call.id,
             )
-        if waiting is not None and waiting.owner == self._me and waiting.id not in self._mine:
+        if waiting is not None and waiting.owner == self._me and not self._has(waiting.id):
             self._mine[waiting.id] = False
             if waiting.state == "running" and self._is_open:
                 self._start_body(waiting.id, (first, accepted_us))
             else:
                 self._queue(waiting.id, waiting.due_us)
                 self._pump()
-        return first
+        return first, None
 
     async def _was_refused(self, invocation_id: str) -> bool:
         """Whether the call ended without having run, because its function does not take such a payload."""
@@ -365,21 +371,24 @@ class LoggedCalls:
             self._on_end(entry.id, entry.outcome)
         elif isinstance(entry, Accepted | TakenOver):
             self._takeover.watch_soon()  # its owner may be gone already
-        if self._book.unsaved_count >= max(_CHECKPOINT_EVERY, self.waiting_count):
-            self._keep_house(self._book.checkpoint)
+        self._housekeeping.look()
 
     def _adopt_all(self, only: str | None = None) -> None:
         """Run what is this engine's and not known to be: all of it, or one call."""
         ledger = self._book.ledger
-        found = ledger.owned_by(self._me) if only is None else filter(None, (ledger.waiting.get(only),))
-        for waiting in found:
-            if waiting.id not in self._mine and waiting.owner == self._me:
-                self._mine[waiting.id] = only is None
-                if waiting.state == "suspended":
-                    self._sleepers.inherit(waiting)
+        found = ledger.owned_by(self._me) if only is None else [ledger.waiting.kept(only)]
+        for call in found:
+            if call is not None and call.owner == self._me and not self._has(call.id):
+                if isinstance(call, PackedCall):
+                    self._sleepers.inherit(call)
                 else:
-                    self._queue(waiting.id, waiting.due_us)
+                    self._mine[call.id] = only is None
+                    self._queue(call.id, call.due_us)
         self._pump()
+
+    def _has(self, invocation_id: str) -> bool:
+        """Whether this engine runs the call, is going to run it, or lets it sleep."""
+        return invocation_id in self._mine or invocation_id in self._sleepers
 
     # Running
 
@@ -391,6 +400,7 @@ class LoggedCalls:
 
     def _woken(self, invocation_id: str) -> None:
         """What a suspended call waited for has come."""
+        self._mine[invocation_id] = False
         self._ready.append(invocation_id)
         self._pump()
 
@@ -431,8 +441,9 @@ class LoggedCalls:
             if isinstance(then, int):
                 self._queue(invocation_id, then)
             elif isinstance(then, Waiting) and self._is_open:
-                self._mine[invocation_id] = False
-                self._sleepers.arm(then)
+                self._forget_call(invocation_id)
+                if isinstance(call := self._book.ledger.waiting.kept(invocation_id), PackedCall):
+                    self._sleepers.arm(call)
             self._pump()
         if isinstance(then, Outcome):
             self._on_end(invocation_id, then)
@@ -459,31 +470,6 @@ class LoggedCalls:
         end = self._ends.pop(invocation_id, None)
         if end is not None and not end.done():
             end.set_result(outcome)
-
-    # In the background
-
-    def _schedule_trim(self) -> None:
-        if self._is_open:
-            interval_s = min(self._keep_s / _TRIMS_PER_KEEP, _LONGEST_TIMER_S)
-            self._trimmer = asyncio.get_running_loop().call_later(interval_s, self._trim)
-
-    def _trim(self) -> None:
-        self._keep_house(lambda: self._book.trim(self._clock() - int(self._keep_s * 1e6)))
-        self._schedule_trim()
-
-    def _keep_house(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Trim or write a checkpoint, one at a time; what fails is done next time."""
-        if not self._has_housekeeping:
-            self._has_housekeeping = True
-            self._spawn(self._housekeeping(work))
-
-    async def _housekeeping(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        try:
-            await work()
-        except BokiError as error:
-            _log.warning("keeping the book of logged calls in order failed, to be repeated: %s", error)
-        finally:
-            self._has_housekeeping = False
 
     def _spawn(self, work: Coroutine[Any, Any, T], *, in_background: bool = False) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(work)

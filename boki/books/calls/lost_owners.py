@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from boki.books.calls.ledger import NOBODY, Owner
+from boki.books.calls.waiting import NOBODY, Owner
 from boki.log.ids import NodeId
 from boki.log.membership import Membership
 

@@ -19,7 +19,6 @@ from boki.books.calls.ledger import (
     CallEntry,
     Finished,
     Suspended,
-    Waiting,
     accepted_at,
     attributes_of,
     due_at,
@@ -27,6 +26,7 @@ from boki.books.calls.ledger import (
 )
 from boki.books.calls.lives import ended
 from boki.books.calls.runs import Runs, engine_lost, is_refusal, policy_of, refused_again_us
+from boki.books.calls.waiting import Waiting
 from boki.errors import BokiError
 from boki.host.lines import FACTS, SPEAKER, speaker
 from boki.log.operations import Append, Failure

@@ -1,6 +1,6 @@
 """Suspended calls of one engine: each wakes once, when its time has come or a record that it waits for is there.
 
-Nothing polls: times stand in one heap with one timer, and records are watched inside the engine
+Nothing polls: for all times there is one timer (`boki.books.calls.alarms`), and records are watched inside the engine
 (`boki.engine.watches`). A watch sees what was there before, too, so a record that came while the call was being
 suspended wakes it at once.
 """
@@ -8,7 +8,6 @@ suspended wakes it at once.
 from __future__ import annotations
 
 import asyncio
-import heapq
 from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
@@ -16,10 +15,10 @@ from typing import Final, Protocol
 import msgspec
 
 from boki.api.port import LogPort
-from boki.books.calls.ledger import Waiting
+from boki.books.calls.alarms import Alarms
+from boki.books.calls.waiting import PackedCall
 from boki.log.metalog import Positions
 from boki.log.operations import Answer
-from boki.protocol.calls import Suspension
 
 _LONGEST_TIMER_S: Final = 3600.0
 _ARMED_AT_ONCE: Final = 200
@@ -44,9 +43,7 @@ class _Sleeper(msgspec.Struct, eq=False, gc=False):
     """One suspended call; called when a record that it waits for is there."""
 
     owner: Sleepers
-    id: str
-    seqnum: int
-    suspension: Suspension
+    call: PackedCall
 
     def __call__(self, _answer: Answer, _positions: Positions) -> None:
         self.owner.rouse(self)
@@ -60,9 +57,8 @@ class Sleepers:
         self._clock = clock
         self._wake = wake
         self._asleep: dict[str, _Sleeper] = {}
-        self._times: list[tuple[int, int, str]] = []
-        """When, the seqnum of the record that says so, and whose: of calls that may be awake by now."""
-        self._inherited: deque[Waiting] = deque()
+        self._alarms = Alarms()
+        self._inherited: deque[_Sleeper] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_us = 0
         self._arming: asyncio.Handle | None = None
@@ -71,6 +67,9 @@ class Sleepers:
     def __len__(self) -> int:
         return len(self._asleep)
 
+    def __contains__(self, invocation_id: str) -> bool:
+        return invocation_id in self._asleep
+
     def stop(self) -> None:
         """Wake nobody any more."""
         self._is_open = False
@@ -78,50 +77,59 @@ class Sleepers:
             if handle is not None:
                 handle.cancel()
 
-    def inherit(self, waiting: Waiting) -> None:
+    def inherit(self, call: PackedCall) -> None:
         """Arm this one with others, a few in each turn of the event loop."""
-        self._inherited.append(waiting)
+        self._inherited.append(self._lay(call))
         if self._arming is None and self._is_open:
             self._arming = asyncio.get_running_loop().call_soon(self._arm_some)
 
     def _arm_some(self) -> None:
         self._arming = None
         for _ in range(min(len(self._inherited), _ARMED_AT_ONCE)):
-            self.arm(self._inherited.popleft())
+            self._watch(self._inherited.popleft())
         if self._inherited and self._is_open:
             self._arming = asyncio.get_running_loop().call_soon(self._arm_some)
 
-    def arm(self, waiting: Waiting) -> None:
+    def arm(self, call: PackedCall) -> None:
         """Wake this call when what its suspension names has come: maybe before this returns."""
-        if not self._is_open or waiting.suspension is None:
-            return
-        self.disarm(waiting.id)
-        sleeper = self._asleep[waiting.id] = _Sleeper(self, waiting.id, waiting.seqnum, waiting.suspension)
-        for wake in waiting.suspension.wakes:
+        self._watch(self._lay(call))
+
+    def _lay(self, call: PackedCall) -> _Sleeper:
+        self.disarm(call.id)
+        sleeper = self._asleep[call.id] = _Sleeper(self, call)
+        return sleeper
+
+    def _watch(self, sleeper: _Sleeper) -> None:
+        call = sleeper.call
+        for wake in call.wakes:
+            if not self._is_open or self._asleep.get(call.id) is not sleeper:
+                return  # the record was there already, or the call is over
             self._port.watch(wake.book, wake.tag, wake.min_seqnum, sleeper)
-            if self._asleep.get(waiting.id) is not sleeper:
-                return  # the record was there already
-        if waiting.suspension.wake_us:
-            heapq.heappush(self._times, (waiting.suspension.wake_us, waiting.seqnum, waiting.id))
-            self._drop_old_times()
+        if call.due_us and self._is_open and self._asleep.get(call.id) is sleeper:
+            self._alarms.add(call)
+            if len(self._alarms) > 2 * len(self._asleep) + _SPARE_TIMES:
+                self._alarms.keep(self._is_asleep)
             self._set_timer()
 
     def disarm(self, invocation_id: str) -> None:
         """The call is not to be woken any more: it is over, or another engine's."""
         sleeper = self._asleep.pop(invocation_id, None)
         if sleeper is not None:
-            for wake in sleeper.suspension.wakes:
+            for wake in sleeper.call.wakes:
                 self._port.unwatch(wake.book, wake.tag, sleeper)
 
     def rouse(self, sleeper: _Sleeper) -> None:
         """What it waits for has come. Once: it is asleep no more."""
-        if self._asleep.get(sleeper.id) is sleeper and self._is_open:
-            self.disarm(sleeper.id)
-            self._wake(sleeper.id)
+        invocation_id = sleeper.call.id
+        if self._asleep.get(invocation_id) is sleeper and self._is_open:
+            self.disarm(invocation_id)
+            self._wake(invocation_id)
 
     def _set_timer(self) -> None:
         """One timer, for what is due first; never so far ahead that a clock set again could make it very late."""
-        due_us = self._times[0][0]
+        due_us = self._alarms.next_us
+        if due_us is None:
+            return
         if self._timer is not None:
             if self._timer_us <= due_us:
                 return
@@ -132,20 +140,12 @@ class Sleepers:
 
     def _tick(self) -> None:
         self._timer = None
-        now_us = self._clock()
-        while self._times and self._times[0][0] <= now_us:
-            _, seqnum, invocation_id = heapq.heappop(self._times)
-            sleeper = self._asleep.get(invocation_id)
-            if sleeper is not None and sleeper.seqnum == seqnum:
-                self.rouse(sleeper)
-        if self._times and self._is_open:
+        for call in self._alarms.due(self._clock()):
+            if self._is_asleep(call):
+                self.rouse(self._asleep[call.id])
+        if self._is_open:
             self._set_timer()
 
-    def _drop_old_times(self) -> None:
-        if len(self._times) > 2 * len(self._asleep) + _SPARE_TIMES:
-            self._times = [time for time in self._times if self._is_current(time[2], time[1])]
-            heapq.heapify(self._times)
-
-    def _is_current(self, invocation_id: str, seqnum: int) -> bool:
-        sleeper = self._asleep.get(invocation_id)
-        return sleeper is not None and sleeper.seqnum == seqnum
+    def _is_asleep(self, call: PackedCall) -> bool:
+        sleeper = self._asleep.get(call.id)
+        return sleeper is not None and sleeper.call is call

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
 from boki.books.calls.call_book import CallBook
-from boki.books.calls.ledger import NOBODY, Owner
 from boki.books.calls.lost_owners import LostOwners
+from boki.books.calls.waiting import NOBODY, Owner
 from boki.errors import BokiError
 from boki.log.membership import Membership
 

@@ -63,20 +63,21 @@ class Trying:
         is_resting = misses >= _MISSES and self._clock() < last_us + _REST_US
         return not is_resting and call.id not in self._book.ledger.waiting
 
-    async def end_at_once(self, entry: Accepted, key: str | None) -> bool:
-        """Run the body, and log the acceptance of the call with its end; False: nothing has happened, or the key was
+    async def end_at_once(self, entry: Accepted, key: str | None) -> Outcome | None:
+        """Run the body, and log the acceptance of the call with its end; None: nothing has happened, or the key was
         used before.
         """
         function, began_us = entry.call.function, self._clock()
         outcome = await self._computed(msgspec.structs.replace(entry.call, run=1, attempt=1, is_tried=True))
         if outcome is None:
             self._miss(function)
-            return False
+            return None
         self._misses.pop(function, None)
         appends, outcome = outcome.appends, msgspec.structs.replace(outcome, appends=())
         runs = Runs().begun(began_us)
         end = ended(entry.call, outcome, began_us, began_us, runs, JUST_BEFORE)
-        return await self._book.accept_ended(msgspec.structs.replace(entry, accepted_us=began_us), end, appends, key)
+        accepted = msgspec.structs.replace(entry, accepted_us=began_us)
+        return outcome if await self._book.accept_ended(accepted, end, appends, key) else None
 
     def _miss(self, function: str) -> None:
         misses, _ = self._misses.pop(function, (0, 0))

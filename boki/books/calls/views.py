@@ -11,14 +11,13 @@ from boki.books.calls.ledger import (
     Started,
     Suspended,
     Unended,
-    Unfinished,
-    Waiting,
     accepted_at,
     attributes_of,
     due_at,
     name_of,
     runs_of,
 )
+from boki.books.calls.waiting import Unfinished, Waiting
 from boki.protocol.calls import InvocationState
 
 

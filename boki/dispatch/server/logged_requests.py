@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable
 from boki.dispatch.server.worker_link import WorkerLink
 from boki.errors import BokiError
 from boki.log.operations import Failure
-from boki.protocol.calls import Call, CallChange, InvocationState
+from boki.protocol.calls import Begun, Call, CallChange, InvocationState
 from boki.worker.frames import Accepted, AskCall, CallTold, InvokeLater
 
-Later = Callable[[Call, float, str | None], Awaitable[str]]
-"""Logs a call that is to be run after this many seconds, under an idempotency key; its invocation id once it is
-durable. Raises the `BokiError` that refuses it."""
+Later = Callable[[Call, float, str | None], Awaitable[Begun]]
+"""Logs a call that is to be run after this many seconds, under an idempotency key; what is known once it is durable.
+Raises the `BokiError` that refuses it."""
 
 Ask = Callable[[str, float, CallChange], Awaitable[InvocationState]]
 """What is known of a logged call, after waiting this many seconds at most for its end, or after a change to it. Raises
@@ -30,7 +30,8 @@ class LoggedRequests:
         """Log the call of that frame, as it is to be logged. Its worker is kept until the answer is there."""
         link.hold()
         try:
-            answer = Accepted(frame.id, await self._later(call, frame.delay_s, frame.key))
+            begun = await self._later(call, frame.delay_s, frame.key)
+            answer = Accepted(frame.id, begun.id, None, begun.result)
         except BokiError as error:
             answer = Accepted(frame.id, "", Failure.of(error))
         finally:

@@ -24,9 +24,10 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from boki.api.append_gatherer import AppendGatherer
-from boki.books.calls.ledger import Finished, Owner
+from boki.books.calls.ledger import Finished
 from boki.books.calls.logged_calls import LoggedCalls
 from boki.books.calls.sleepers import Finish
+from boki.books.calls.waiting import Owner
 from boki.engine.core import EngineCore
 from boki.errors import BokiError, FunctionFailed, NoSuchInvocation, WrongState
 from boki.log.chunk import Group, encode_chunk

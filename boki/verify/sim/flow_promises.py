@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from boki.books.calls.ledger import CODEC, Accepted, Entry, Finished, Owner, Retrying, Started, Suspended
+from boki.books.calls.ledger import CODEC, Accepted, Entry, Finished, Retrying, Started, Suspended
+from boki.books.calls.waiting import Owner
 from boki.log.record import Record
 from boki.verify.histories.facts import Violation
 

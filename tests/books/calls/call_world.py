@@ -12,9 +12,10 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Literal, TypeVar
 
 from boki.api.log_calls import records_of
-from boki.books.calls.ledger import BOOK, CODEC, Entry, Finished, Owner
+from boki.books.calls.ledger import BOOK, CODEC, Entry, Finished
 from boki.books.calls.logged_calls import LoggedCalls
 from boki.books.calls.sleepers import Finish
+from boki.books.calls.waiting import Owner
 from boki.errors import BokiError, ConnectionLost, Unavailable
 from boki.log.limits import DEFAULT_LIMITS, Limits
 from boki.log.memory import MemoryLog
@@ -188,7 +189,7 @@ class CallWorld:
     async def kill(self) -> None:
         """The process is gone, with everything that it was doing."""
         self.port.is_halted = True
-        for timer in (self.calls._timer, self.calls._trimmer, self.calls._takeover._timer):
+        for timer in (self.calls._timer, self.calls._housekeeping._trimmer, self.calls._takeover._timer):
             if timer is not None:
                 timer.cancel()
         self.calls._is_open = False

@@ -8,19 +8,16 @@ from hypothesis import strategies as st
 
 from boki.books.calls.ledger import (
     CODEC,
-    NOBODY,
     Accepted,
     Checkpoint,
     CheckpointPart,
     Entry,
     Finished,
     Ledger,
-    Owner,
     Retrying,
     Started,
     Suspended,
     TakenOver,
-    Waiting,
     due_at,
     id_of,
     request_hash,
@@ -30,6 +27,7 @@ from boki.books.calls.lives import carry_forward, run_again
 from boki.books.calls.lost_owners import LostOwners
 from boki.books.calls.runs import MAX_NAMES, Runs, cancelled, is_refusal, refused_again_us
 from boki.books.calls.views import ended_state, state_of
+from boki.books.calls.waiting import NOBODY, Owner, Waiting
 from boki.errors import BokiError, CorruptData, FunctionFailed, Overloaded, VersionTooNew
 from boki.log.ids import NodeId
 from boki.log.membership import Member, Membership, Role

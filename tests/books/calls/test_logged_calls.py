@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from boki.books.calls.ledger import Accepted, Owner
+from boki.books.calls.ledger import Accepted
 from boki.books.calls.logged_calls import LoggedCalls
+from boki.books.calls.waiting import Owner
 from boki.errors import (
     CallLost,
     FunctionFailed,

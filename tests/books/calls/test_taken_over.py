@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from boki.books.calls.ledger import Accepted, Finished, Owner, Started, TakenOver
+from boki.books.calls.ledger import Accepted, Finished, Started, TakenOver
 from boki.books.calls.logged_calls import LoggedCalls
+from boki.books.calls.waiting import Owner
 from boki.errors import BokiError, CallLost, Unavailable
 from boki.log.ids import NodeId
 from boki.log.limits import Limits
@@ -68,7 +69,7 @@ class Engine:
         """It does nothing more; its tasks hang forever, as those of another process would be gone."""
         self.port.is_halted = True
         self.calls._is_open = False
-        for timer in (self.calls._timer, self.calls._trimmer, self.calls._takeover._timer):
+        for timer in (self.calls._timer, self.calls._housekeeping._trimmer, self.calls._takeover._timer):
             if timer is not None:
                 timer.cancel()
 

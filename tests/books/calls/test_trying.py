@@ -7,10 +7,10 @@ import asyncio
 import msgspec
 import pytest
 
-from boki.books.calls.ledger import JUST_BEFORE, Accepted, Finished, Started
+from boki.books.calls.ledger import JUST_BEFORE, Accepted, Finished, Started, id_tag
 from boki.errors import KeyReused
-from boki.log.operations import Append
-from boki.protocol.calls import PINNED, Call, ChosenId, Outcome, Payload, Suspension
+from boki.log.operations import Append, Read
+from boki.protocol.calls import PINNED, Begun, Call, ChosenId, Outcome, Payload, Suspension
 from tests.books.calls.call_world import CallWorld, a_call, run, time_passes
 from tests.books.calls.test_taken_over import Cluster, with_engines
 
@@ -61,6 +61,27 @@ def test_a_body_that_only_computes_ends_with_its_acceptance() -> None:
         await world.kill()
         again = await world.start()
         assert (again.waiting_count, (await again.state(a_flow().id)).state) == (0, "done")
+        await world.kill()
+
+    run(scenario())
+
+
+def test_a_start_is_answered_with_what_has_come_of_it() -> None:
+    """If the call ended with its acceptance, by this start, and the result is short; nothing is read for it."""
+
+    async def scenario() -> None:
+        world = CallWorld()
+        world.bodies |= {"flow": computes, "effect": has_an_effect}
+        calls = await world.start(replays=is_a_flow)
+        assert await calls.begin(a_flow()) == Begun(a_flow().id, a_flow().payload)
+        assert await calls.call_once(a_call(2, "flow"), "k") == (a_call(2).id, Outcome(a_call(2).payload, None))
+        tags = {operation.tag for operation in world.port.operations if isinstance(operation, Read)}
+        assert not tags & {id_tag(a_flow().id), id_tag(a_call(2).id)}
+        assert await calls.begin(a_flow(start="s2")) == Begun(a_flow().id), "it stands for one that has ended"
+        assert await calls.begin(a_flow(3, "effect")) == Begun(a_call(3).id)
+        long = msgspec.structs.replace(a_flow(4), payload=Payload("bytes", bytes(100_000)))
+        assert await calls.begin(long) == Begun(long.id)
+        assert (await calls.state(long.id)).result == long.payload
         await world.kill()
 
     run(scenario())

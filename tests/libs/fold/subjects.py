@@ -9,8 +9,9 @@ from typing import Any, Final
 import msgspec
 
 from boki.books.calls import ledger
-from boki.books.calls.ledger import Accepted, Finished, Ledger, Owner, Retrying, Started, Suspended, TakenOver
+from boki.books.calls.ledger import Accepted, Finished, Ledger, Retrying, Started, Suspended, TakenOver
 from boki.books.calls.runs import Runs
+from boki.books.calls.waiting import Owner
 from boki.books.functions import versions
 from boki.books.functions.versions import Deployed, Used, Versions
 from boki.books.retention_rules import Rule, Rules

@@ -61,7 +61,7 @@ def no_end_of_a_sleep() -> Any:
     """A suspended call is woken by each thing that it waits for."""
 
     def rouse(self: Sleepers, sleeper: Any) -> None:
-        self._wake(sleeper.id)
+        self._wake(sleeper.call.id)
 
     return without(Sleepers, "rouse", rouse)
 

@@ -8,8 +8,9 @@ from unittest.mock import patch
 import msgspec
 import pytest
 
-from boki.books.calls.ledger import CODEC, Accepted, Entry, Finished, Owner, Started, Suspended
+from boki.books.calls.ledger import CODEC, Accepted, Entry, Finished, Started, Suspended
 from boki.books.calls.runs import Runs
+from boki.books.calls.waiting import Owner
 from boki.libs.bokiflow.machine import Machine
 from boki.log.record import Record
 from boki.protocol.calls import Call, Outcome, Payload, Suspension
