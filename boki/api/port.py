@@ -6,12 +6,12 @@ values and raises errors; what the values mean stands in `boki.log.operations` a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol, runtime_checkable
 
 from boki.log.metalog import Positions
 from boki.log.operations import Answer, Operation
-from boki.protocol.calls import Call, CallChange, InvocationState, Outcome
+from boki.protocol.calls import Begun, Call, CallChange, InvocationState, Outcome
 
 Told = Callable[[Answer, Positions], None]
 """Is told the answer, a `Failure` included, and what has been seen then. It does not raise."""
@@ -88,6 +88,11 @@ class CallPort(Protocol):
 
         Raises the `BokiError` that the engine answers, such as `NoSuchInvocation`.
         """
+
+
+BeginCall = Callable[[Call, float, str | None], Awaitable[Begun]]
+"""The method `begin_call` of those call ports that may be told of a call's result with its acceptance; else like
+`CallPort.invoke_later`."""
 
 
 class BlockingCallPort(Protocol):

@@ -20,6 +20,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
 
 from boki.api.call_state import MISSING, CallState, new_invocation_id
+from boki.api.port import BeginCall
 from boki.errors import InvalidArgument, WrongType
 from boki.log.checks import check_book, check_seconds, check_seqnum
 from boki.log.ids import check_tag
@@ -186,6 +187,8 @@ class CallsById(CallHere):
     def __init__(self, ctx: Context) -> None:
         super().__init__(ctx._state)  # noqa: SLF001 - the low-level side of a context
         self._port = ctx._calls  # noqa: SLF001
+        self.result: Payload | None = None
+        """What the call that was started last has returned, if it ended with its acceptance, and this is known."""
 
     async def start(
         self,
@@ -216,7 +219,12 @@ class CallsById(CallHere):
         begins = start or new_invocation_id()
         chosen = ChosenId(begins, if_running, if_ended, name, reports_to, attributes or {}, watcher, copies)
         call = self._state.later(function, payload, delay_s, None, book, retry, (invocation_id, chosen))
-        return await self._port.invoke_later(call, delay_s, None)
+        begin: BeginCall | None = getattr(self._port, "begin_call", None)
+        if begin is None:
+            return await self._port.invoke_later(call, delay_s, None)
+        begun = await begin(call, delay_s, None)
+        self.result = begun.result
+        return begun.id
 
     async def state(self, invocation_id: str, wait_s: float = 0) -> InvocationState:
         """What is known of a logged call, after waiting at most `wait_s` for its end. `NoSuchInvocation`"""

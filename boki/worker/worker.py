@@ -30,7 +30,7 @@ from boki.errors import BokiError, CorruptData, TooLarge
 from boki.log.limits import KIB, MIB
 from boki.log.metalog import Positions, merge_positions
 from boki.log.operations import Answer, Failure, Operation, Read
-from boki.protocol.calls import WINDOW, Call, CallChange, InvocationState, Outcome, ResultChunk, Suspension
+from boki.protocol.calls import WINDOW, Begun, Call, CallChange, InvocationState, Outcome, ResultChunk, Suspension
 from boki.worker.console import SPEAKER, Console, Speaker
 from boki.worker.ending import Ending, cancelled, unknown
 from boki.worker.frames import (
@@ -393,13 +393,17 @@ class _Calls:
         return ended.outcome
 
     async def invoke_later(self, call: Call, delay_s: float, key: str | None) -> str:
+        return (await self.begin_call(call, delay_s, key)).id
+
+    async def begin_call(self, call: Call, delay_s: float, key: str | None) -> Begun:
+        """See `boki.api.port.BeginCall`."""
         worker = self._worker
         request_id = worker.next_id()
         frame = encode_frame(InvokeLater(request_id, self._ticket, call, delay_s, key))
         accepted = await worker.ask(request_id, frame, Accepted)
         if accepted.failure is not None:
             raise accepted.failure.error()
-        return accepted.invocation
+        return Begun(accepted.invocation, accepted.result)
 
     async def ask_call(self, invocation_id: str, wait_s: float, change: CallChange) -> InvocationState:
         worker = self._worker

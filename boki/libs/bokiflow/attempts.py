@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Coroutine
 from contextvars import Context as Variables
 from copy import deepcopy
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final
 
 from boki import Context, InvalidArgument, TooLarge
@@ -32,6 +32,9 @@ _ATOMS: Final = frozenset((str, bytes, int, float, bool, type(None)))
 Ended = Callable[["Attempts", Result], None]
 Waiting = Callable[[], None]
 Beating = Callable[["Attempts", Payload], None]
+
+
+_is_async: Final = lru_cache(maxsize=1_024)(inspect.iscoroutinefunction)
 
 
 class _Exit:
@@ -66,6 +69,7 @@ class Attempts:
         "_is_late",
         "_is_stopped",
         "_key",
+        "_loop",
         "_said",
         "_timer",
         "_waiting",
@@ -88,7 +92,9 @@ class Attempts:
         waiting: Waiting,
         beating: Beating,
         ctx: Context,
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
+        self._loop = loop
         self.command = command
         self.work = work
         before = command.retrying
@@ -154,14 +160,13 @@ class Attempts:
         self.due_us = 0
         context = self._context.copy()
         context.run(self._enter)
-        loop = asyncio.get_running_loop()
         args, kwargs = self.work.args, self.work.kwargs
         if kwargs or any(type(argument) not in _ATOMS for argument in args):
             # What a step changes of its arguments is not in its record: another attempt, or a replay, does not see it.
             args, kwargs = deepcopy((args, kwargs))
-        if inspect.iscoroutinefunction(step.body):
+        if _is_async(step.body):
             coroutine = _contained(partial(step.body, *args, **kwargs))
-            future: asyncio.Future[Any] = loop.create_task(coroutine, context=context)
+            future: asyncio.Future[Any] = self._loop.create_task(coroutine, context=context)
         else:
             body = partial(context.run, partial(step.body, *args, **kwargs))
             future = self._clock.run_in_thread(body)
@@ -173,7 +178,8 @@ class Attempts:
 
     def _enter(self) -> None:
         """In the context of the attempt."""
-        STARTER.set(None)
+        if STARTER.get() is not None:
+            STARTER.set(None)
         CURRENT_STEP.set(f"{self.command.n} {self.work.name}")
         ATTEMPT.set(Attempt(self._key, self.count, self._said, self._on_beat, self._ctx))
 

@@ -152,8 +152,9 @@ class Carrier:
             self._shell.die()
             return
         key = f"{self._scopes.at(command.n)}:{command.n}"
+        ended, beating = self._on_ended, self._on_beat
         attempts = Attempts(
-            command, work, key, self._clock, self._outer, self._on_ended, self._shell.turn, self._on_beat, self._ctx
+            command, work, key, self._clock, self._outer, ended, self._shell.turn, beating, self._ctx, self._loop
         )
         self.steps[command.n] = attempts
         attempts.begin()

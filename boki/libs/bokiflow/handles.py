@@ -106,6 +106,8 @@ class Handle(Generic[R]):
         """The id of its logged call."""
         self._logbook = logbook
         self.book = logbook.name
+        self._result: Payload | None = None
+        """What the start has told that the workflow returned: the next question for it asks nobody."""
 
     def __repr__(self) -> str:
         return f"<{self.workflow} {self.id!r}>"
@@ -117,10 +119,14 @@ class Handle(Generic[R]):
         return state_of(self.id, await self._state())
 
     async def result(self, *, wait_s: float | None = None) -> R:
-        """What it returned, once it has ended; raises what it ended with.
+        """What it returned, once it has ended; raises what it ended with. The handle of a start that was answered with
+        a result gives that first.
 
         `DeadlineExceeded` after `wait_s`, or at the deadline of the calling function: the workflow continues.
         """
+        result, self._result = self._result, None
+        if result is not None:
+            return self._decode(result)
         state = await self._state(_LONGEST_WAIT_S if wait_s is None else wait_s)
         if state.state not in OVER:
             raise DeadlineExceeded(
@@ -256,6 +262,7 @@ class Handle(Generic[R]):
         `WrongState` if it runs, or a child runs that it would start again; `InvalidArgument` for a step that it has
         not, or beside which others ran that ended after it.
         """
+        self._result = None
         state = await self._state()
         is_paused = state_of(self.id, state).status == "paused"
         return await rewind(self._calls, self._logbook, state, step, is_paused=is_paused)

@@ -95,10 +95,11 @@ class Mailbox:
     @property
     def is_listening(self) -> bool:
         """Whether the body waits for messages, or may be called by one."""
-        if self._signal_handlers or self._update_handlers or self.locks.waiting:
+        if self._signal_handlers or self._update_handlers or self.locks.is_waiting:
             return True
-        waits = any(not future.done() for queue in self._receivers.values() for future in queue)
-        return waits or any(not promise.done() for promise in self._promises.values())
+        if self._receivers and any(not future.done() for queue in self._receivers.values() for future in queue):
+            return True
+        return bool(self._promises) and any(not promise.done() for promise in self._promises.values())
 
     def cursor(self, seen: int) -> tuple[int, tuple[int, ...]]:
         """From behind which seqnum a continuation reads, and which messages there were taken already."""

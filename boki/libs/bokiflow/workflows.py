@@ -179,6 +179,7 @@ class Workflow(Generic[Pay, R]):
             attributes={**check_attributes(attributes), **marks_of(limit, limit_key, priority)},
             watcher="" if (limit or self.limit) is None else gate_id_of(self.name, handle.book),
         )
+        handle._result = calls.result  # noqa: SLF001 - a handle that was made here
         return handle
 
     def handle(self, ctx: Context, id: str, *, book: str | None = None) -> Handle[R]:  # noqa: A002

@@ -12,10 +12,11 @@ import msgspec
 import pytest
 
 from boki.api.append_gatherer import AppendGatherer
+from boki.errors import BokiError
 from boki.extending import Function, Suspend
 from boki.libs.bokiflow import Workflow, flow, step, workflow
 from boki.log.limits import DEFAULT_LIMITS
-from boki.protocol.calls import PINNED, Call, CallChange, ChosenId, InvocationState, Outcome
+from boki.protocol.calls import PINNED, Begun, Call, CallChange, ChosenId, InvocationState, Outcome, Payload
 from boki.verify.sim.flow_work import context_of
 from tests.books.calls.call_world import FaultyPort, WatchedLog, a_call, now_us, run, time_passes
 from tests.libs.bokiflow.golden import FEATURES, put, steps
@@ -155,3 +156,41 @@ def test_a_try_asks_for_nothing(name: str) -> None:
     else:
         assert isinstance(found, Suspend), found
     assert took_s == 0, "nothing puts its acceptance off"
+
+
+class _Answering(_NoCalls):
+    """Starts are answered with what has come of them, and questions with what is so by then."""
+
+    def __init__(self, *results: Payload | None) -> None:
+        super().__init__()
+        self._results = list(results)
+
+    async def begin_call(self, call: Call, delay_s: float, key: str | None) -> Begun:
+        return Begun(await self.invoke_later(call, delay_s, key), self._results.pop(0))
+
+    async def ask_call(self, invocation_id: str, wait_s: float, change: CallChange) -> InvocationState:
+        self.asked.append(f"{change} of {invocation_id}")
+        payload = Payload("json", b"-1")
+        return InvocationState(
+            id=invocation_id, function="f", book="b", state="done", accepted_us=1, due_us=1, result=payload
+        )
+
+
+def test_a_handle_knows_what_its_start_has_told() -> None:
+    """The first question for the result asks nobody, unless the workflow was rewound meanwhile; then others do."""
+
+    async def scenario() -> None:
+        calls = _Answering(Payload("json", b"5"), None, Payload("json", b"7"))
+        port = FaultyPort(WatchedLog(DEFAULT_LIMITS))
+        ctx = context_of(a_call(1), port, AppendGatherer(port), calls, now_us)
+        handle = await computes.start(ctx, 3)
+        assert await handle.result() == 5
+        assert calls.asked == ["start of computes"]
+        assert await handle.result() == -1
+        assert await (await computes.start(ctx, 3)).result() == -1
+        rewound = await computes.start(ctx, 3)
+        with pytest.raises(BokiError):
+            await rewound.rewind(7)
+        assert await rewound.result() == -1
+
+    run(scenario())

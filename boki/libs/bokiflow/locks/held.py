@@ -67,6 +67,11 @@ class Locks:
         self._wounded.discard(request)
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether any is waited for."""
+        return bool(self._waiting) and any(not future.done() for _, future in self._waiting.values())
+
+    @property
     def waiting(self) -> list[tuple[str, str]]:
         """Keys that are waited for, each with its request."""
         return [(key, request) for request, (key, future) in self._waiting.items() if not future.done()]
