@@ -56,6 +56,7 @@ _STATE_S: Final = 0.5
 _FAILING: Final = "failing"
 _FAILURES: Final = 0.5
 _SLEEPING: Final = "sleeping"
+_COMPUTING: Final = "computing"
 _NAPS: Final = 4
 _POLICY: Final = Retry(attempts=1_000, first_s=0.1, max_s=0.4)
 _ZOMBIES: Final = 0.15
@@ -159,6 +160,7 @@ class LoggedEngine:
             grace_s=_GRACE_S,
             max_running=_RUNNING,
             tries=node.world.options.tries,
+            replays=lambda function: function == _COMPUTING,
         )
         self._log = ImpatientLog(self, node.world.options.deadline_us)
         self._appends = AppendGatherer(self._log)
@@ -224,6 +226,8 @@ class LoggedEngine:
     async def _run(self, call: Call) -> Outcome:
         if call.function in WORKFLOWS:
             return await self._run_workflow(call)
+        if call.function == _COMPUTING:
+            return await self._compute(call)
         if call.function != _SLEEPING:
             return await self._body(call)
         try:
@@ -252,6 +256,15 @@ class LoggedEngine:
         """In a worker. One that has lost its engine may continue for a while: its outcome nobody wants to know."""
         calls = CallsOfEngine(self.calls)
         return await run_on_engine(context_of(call, self._log, self._appends, calls, self._node.now_us))
+
+    async def _compute(self, call: Call) -> Outcome:
+        """A body without an effect. Its result says who ran it, and in which call: two of one key would show."""
+        clock = self._node.clock
+        if call.is_tried:
+            clock.sometimes("a call under a key was tried before it was accepted")
+        if clock.call_compute_rng.random() < 0.2:  # for longer than a try may take
+            await asyncio.sleep(clock.call_compute_rng.random() * 0.1)
+        return Outcome(Payload("json", f'"{call.id}/{self._incarnation}/{call.run} at {clock.now_us}"'.encode()), None)
 
     async def _body(self, call: Call) -> Outcome:
         """The body: some records, each with who has started it. Its result says, too, so that two ends would show."""
@@ -340,12 +353,14 @@ class CallClients:
         sleeps = self._world.options.call_sleep
         if sleeps and call.function == "body" and self._clock.call_sleep_rng.random() < sleeps:
             call = msgspec.structs.replace(call, function=_SLEEPING, retry=_POLICY)
+        if call.function == "body" and self._clock.call_compute_rng.random() < self._world.options.call_compute:
+            call = msgspec.structs.replace(call, function=_COMPUTING)
         asked = Asked(f"call-{number}", call)
         self.asked.append(asked)
         self._ask(asked)
         if call.function == _SLEEPING:
             self._clock.after(int(self._clock.call_sleep_rng.random() * 1_500_000), self._wake, asked)
-        if 0.5 < trouble < 1.5:
+        if 0.5 < trouble < 1.5 and call.function != _COMPUTING:  # of those the log knows only one by its id
             self._clock.after(int(self._trouble_rng.random() * 800_000), self._cancel, asked)
 
     @property
@@ -401,6 +416,8 @@ class CallClients:
 
     def _knock(self, door: Door, asked: Asked) -> None:
         self._clock.note(f"somebody asks {door.name} for call {asked.key}")
+        if asked.call.function == _COMPUTING:  # each request has an id of its own, and the key makes them one call
+            asked.call = msgspec.structs.replace(asked.call, id=f"{self._clock.call_compute_rng.getrandbits(128):032x}")
         call = self._call_later if self._rng.random() < _LATER else self._call_once
         door.loop.create_task(call(door.ledger, asked))
 

@@ -37,6 +37,7 @@ class Clockwork:
         self.call_rng = Random(f"{seed}:calls")
         self.call_trouble_rng = Random(f"{seed}:call_trouble")
         self.call_sleep_rng = Random(f"{seed}:call_sleep")
+        self.call_compute_rng = Random(f"{seed}:call_compute")
         self.queue_rng = Random(f"{seed}:queues")
         self.flow_rng = Random(f"{seed}:flows")
         self.flow_race_rng = Random(f"{seed}:flow_races")

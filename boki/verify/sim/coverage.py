@@ -91,6 +91,7 @@ SITUATIONS: Final = (
     "a term changed while a consumer waited",
     *OF_OBJECTS,
     "a read that waited was abandoned",
+    "a call under a key was tried before it was accepted",
     "a workflow was tried before it was accepted",
     "a workflow went on in another run",
     "two executions of a workflow ran at once",

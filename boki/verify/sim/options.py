@@ -114,6 +114,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Which part of those calls fail at first, and which part is cancelled: a probability each."""
     call_sleep: float = 0.0
     """Which part of those calls are suspended: a probability."""
+    call_compute: float = 0.0
+    """Which part of those calls only compute, so that engines try them before they accept them: a probability."""
     queues: int = 0
     """How many processes push to queues and take from them."""
     queue_shards: int = 1
@@ -233,9 +235,12 @@ def draw_options(seed: int, *, with_layout: bool = True) -> Options:
 
 def _draw_layout(options: Options) -> Options:
     """Half of the seeds, but where a scenario takes away single roles, are nodes that play several. With them is drawn
-    whether workflows are tried: the safeguards that are switched off in tests were caught without.
+    whether workflows are tried, and which calls only compute: the safeguards that are switched off in tests were caught
+    without.
     """
-    options = msgspec.structs.replace(options, tries=Random(f"{options.seed}:options:tries").random() < 0.5)
+    tries = Random(f"{options.seed}:options:tries").random() < 0.5
+    computes = Random(f"{options.seed}:options:call_compute").choice((0.0, 0.0, 0.5))
+    options = msgspec.structs.replace(options, tries=tries, call_compute=computes)
     is_hosted = not options.scenarios and Random(f"{options.seed}:options:layout").random() < 0.5
     if not is_hosted:
         return options

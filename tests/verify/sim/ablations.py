@@ -406,12 +406,7 @@ ABLATIONS: dict[str, Callable[[], Any]] = {
     "end of silent consumers": no_end_of_silent_consumers,
     "terms applied in order": no_order_of_terms,
     "fresh tails": no_fresh_tails,
-    "fence before a takeover": calls.no_fence_before_a_takeover,
-    "wake-ups that came first": calls.no_look_at_what_was_there,
-    "one wake-up for a sleep": calls.no_end_of_a_sleep,
-    "inheritance of suspended calls": calls.no_inheritance_of_sleepers,
-    "conditions on the ends of calls": calls.no_condition_on_ends,
-    "conditions on the runs of calls": calls.no_condition_on_runs,
+    **calls.ABLATIONS,
     "end of the fenced": no_end_of_the_fenced,
     "trims carried out once": no_memory_of_trims,
     "copies before a move": no_copies_before_the_move,
@@ -439,11 +434,13 @@ ABLATIONS: dict[str, Callable[[], Any]] = {
 # A delivery to a session that is gone takes longer silences than the swarm draws: `test_hand_outs` scripts it, and the
 # watch over hand-outs accuses the fold with either safeguard off.
 
+NEED_LAYOUT = {*log_ablations.ABLATIONS, "first use of a call's key"}  # others were found without
 NEEDS: dict[str, Callable[[Options], bool]] = {
     "checksums": lambda options: "rot" in options.faults,
     "key before conditions": lambda options: options.wide > 0,
     **dict.fromkeys(index_ablations.ABLATIONS, index_ablations.counts),
     "fence before a takeover": lambda options: "mistake" in options.scenarios,
+    "first use of a call's key": lambda options: options.calls > 0 and options.call_compute > 0 and options.tries,
     "conditions on the ends of calls": lambda options: options.calls > 0 and options.call_trouble > 0,
     "conditions on the runs of calls": lambda options: options.flows > 0 or (options.calls > 0 < options.call_trouble),
     "end of the fenced": lambda options: "mistake" in options.scenarios,
@@ -473,7 +470,7 @@ def seeds_needed(name: str, seeds: Iterable[int] = range(LIMIT)) -> tuple[int, i
     """(how many seeds it took, the last of them, what a checker said); None if no checker noticed anything."""
     with ABLATIONS[name]():
         for count, seed in enumerate(seeds, 1):
-            options = draw_options(seed, with_layout=name in log_ablations.ABLATIONS)  # others were found without
+            options = draw_options(seed, with_layout=name in NEED_LAYOUT)
             if name in store_ablations.NEED_LONG_LOADS:
                 options = draw_objects(seed)
             if name in NEEDS and not NEEDS[name](options):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from boki.books.calls.call_book import CallBook
-from boki.books.calls.ledger import CODEC, CallEntry, Finished, id_of, id_tag
+from boki.books.calls.ledger import CODEC, Accepted, CallEntry, Finished, id_of, id_tag
 from boki.books.calls.sleepers import Sleepers
 from boki.engine.watches import Watches
+from boki.log.operations import Append
 from boki.protocol.effects import Effect
 from boki.verify.sim.calls import LoggedEngine
 from tests.verify.sim.without import without
@@ -47,6 +48,18 @@ def _blind(is_meant: Callable[[CallEntry], bool]) -> Any:
     return without(CallBook, "append_after", blind)
 
 
+def no_first_use_of_a_key() -> Any:
+    """What a call under a key has computed before it was accepted counts, though its key was used before."""
+    accept_ended = CallBook.accept_ended
+
+    async def trusting(
+        self: CallBook, entry: Accepted, end: Finished, appends: Sequence[Append], key: str | None
+    ) -> bool:
+        return await accept_ended(self, entry, end, appends, key) or key is not None
+
+    return without(CallBook, "accept_ended", trusting)
+
+
 def no_look_at_what_was_there() -> Any:
     """A suspended call is woken by records that come from then on, and not by one that came first."""
 
@@ -69,3 +82,14 @@ def no_end_of_a_sleep() -> Any:
 def no_inheritance_of_sleepers() -> Any:
     """The heir of a lost engine does not wait for what its suspended calls wait for."""
     return without(Sleepers, "inherit", lambda self, waiting: None)
+
+
+ABLATIONS: Final[dict[str, Callable[[], Any]]] = {
+    "fence before a takeover": no_fence_before_a_takeover,
+    "wake-ups that came first": no_look_at_what_was_there,
+    "one wake-up for a sleep": no_end_of_a_sleep,
+    "inheritance of suspended calls": no_inheritance_of_sleepers,
+    "first use of a call's key": no_first_use_of_a_key,
+    "conditions on the ends of calls": no_condition_on_ends,
+    "conditions on the runs of calls": no_condition_on_runs,
+}

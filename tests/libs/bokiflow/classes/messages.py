@@ -326,6 +326,19 @@ async def a_promise_that_was_kept_before_anybody_asked(ctx: Context) -> None:
     assert await result_of(ctx, waiting, id="w") == "early"
 
 
+@case("Resonate C11: a settled promise takes no new subscriptions")
+async def a_promise_that_was_settled_before_the_body_came_to_it(ctx: Context) -> None:
+    @workflow
+    async def waiting() -> Any:
+        await flow.receive("go")
+        return await flow.promise("p")
+
+    handle = await waiting.start(ctx)
+    await handle.resolve("p", "settled")
+    await handle.signal("go")
+    assert await handle.result(wait_s=60) == "settled"
+
+
 @case("Restate awakeables: rejected")
 async def a_promise_that_is_rejected(ctx: Context) -> None:
     @workflow

@@ -1,0 +1,60 @@
+"""Points of the check-list of a promise machine that no simulated run shows, each with its safeguard switched off.
+
+See docs/simulation.md; the other points have their ablations in `tests.verify.sim`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from boki.errors import BokiError
+from boki.gateway.server import listener
+from boki.libs.bokiflow.loop import FlowFuture
+from boki.libs.bokiflow.mailbox import Mailbox
+from boki.libs.bokiflow.records import Resolved
+from tests.gateway.test_server import test_without_the_token_nothing_but_the_probes_answers as check_token
+from tests.libs.bokiflow.classes import Case, messages
+from tests.libs.bokiflow.modes import MODES
+from tests.verify.sim.without import without
+
+
+def _forgetful_promise(self: Mailbox, name: str) -> FlowFuture[Any]:
+    """The promise of that name, to which whoever asks subscribes, though it may have been kept before."""
+    return self._promises.setdefault(name, self._loop.create_future())
+
+
+def _offer_again(self: Mailbox, seqnum: int, note: Any) -> None:
+    """A promise that has a value takes another one."""
+    if isinstance(note, Resolved) and note.name in self._promises:
+        self._promises[note.name] = self._loop.create_future()
+    _offer(self, seqnum, note)
+
+
+_offer = Mailbox._offer
+
+
+@pytest.mark.parametrize(
+    ("name", "safeguard", "run"),
+    [
+        ("promise", _forgetful_promise, messages.a_promise_that_was_settled_before_the_body_came_to_it),
+        ("_offer", _offer_again, messages.the_first_value_of_a_promise_counts),
+    ],
+)
+def test_c11_a_promise_that_was_settled_takes_nothing_more(name: str, safeguard: Any, run: Any) -> None:
+    """Neither one that waits for it as if it were open, nor another value: both are noticed."""
+    case = Case("Resonate C11", run, crashes=False, clusters=False)
+    MODES[0].run(case)
+    with without(Mailbox, name, safeguard), pytest.raises((AssertionError, BokiError)):
+        MODES[0].run(case)
+
+
+def test_c12_nothing_is_told_without_the_token() -> None:
+    """A gateway that lets everybody in is noticed."""
+    check_token("Bearer wrong")
+    with (
+        without(listener.Gateway, "_authorize", lambda _self, _request: None),
+        pytest.raises((AssertionError, KeyError)),
+    ):
+        check_token("Bearer wrong")
