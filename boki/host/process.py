@@ -44,6 +44,15 @@ def reserved_files() -> int:
     return 2048 if file_limit() >= _MANY_FILES else 512
 
 
+def give_back_pages() -> None:
+    """Have glibc return what is free between blocks that stay, such as where a cache was; elsewhere this does nothing.
+
+    By itself it returns the end of its heap alone. It takes milliseconds, and may run in any thread.
+    """
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def _give_back_memory() -> None:
     """Have glibc return large blocks to the system when they are freed; elsewhere this does nothing.
 
