@@ -147,7 +147,8 @@ def test_an_engine_without_the_index_asks_one_that_has_it(tmp_path: Path, zookee
                 Append("notes", chunk_of("notes", b"relayed", tags=("t",))), {}, 5.0
             )
             logged = Call(f"{1:032x}", "note", Payload("json", b'"later"'), "notes", 5_000_000)
-            assert await nodes.incarnations[relay]._later(logged, 0.0, None) == logged.id  # type: ignore[attr-defined]
+            begun = await nodes.incarnations[relay]._later(logged, 0.0, None)  # type: ignore[attr-defined]
+            assert begun.id == logged.id
             ended = await client.invocation(logged.id, wait_s=10)
             assert ended.state == "done", ended
             asked = await nodes.incarnations[relay]._ask(logged.id, 5.0, "")  # type: ignore[attr-defined]

@@ -211,7 +211,7 @@ def test_h14_a_tail_that_an_old_primary_tells_is_not_the_current_one() -> None:
         later(world, 1, cut, world, lonely, [*others, ZOOKEEPER], 2.5)
         later(world, 1, cut, world, [*others, ZOOKEEPER], lonely, 2.5)
 
-    _, outcome = play(script, seed=1, mix={"tail": 9, "read": 4, "trim": 0})
+    _, outcome = play(script, seed=0, mix={"tail": 9, "read": 4, "trim": 0})
     assert outcome.terms > 1
 
 
@@ -491,6 +491,6 @@ def test_h29_two_controllers_change_terms_at_once() -> None:
             later(world, 0.2 + 1.5 * number, begin)
             later(world, 1.6 + 1.5 * number, lambda: [node.start() for node in world.of(Role.SEQUENCER)] and None)
 
-    _, outcome = play(script, faults={"doubt": 0.5, "stale": 0.5})
+    _, outcome = play(script, seed=4, faults={"doubt": 0.5, "stale": 0.5})
     assert outcome.terms > 1
     assert outcome.seen["a view lost the compare-and-set"]

@@ -28,6 +28,7 @@ EXCUSED = {
     ("steps.py", "time"): "the driver for plain functions pauses",
     ("determinism.py", "os"): "a check for the tests of applications, which the simulator does not call",
     ("determinism.py", "subprocess"): "the same",
+    ("past.py", "datetime"): "a time that the caller gives may be a `datetime`",
     ("memory.py", "os"): "the simulator gives each process its nonces (`Memory.draw`)",
     ("store.py", "random"): "the pauses between tries, of a method that the simulator does without",
     ("cluster.py", "os"): "a process number for operators, which nothing goes by",
