@@ -268,19 +268,21 @@ class Facts:
         return self._books[book].may_deletion.until(1 << 62)
 
     def may_forget(self, book: str, tag: str) -> int:
-        """Below it, trims may have forgotten the records of that tag, which do not count any more then."""
-        return max(
-            (
-                self._may_floor(call, call.request)
-                for call in self.calls
-                if call.book == book
-                and isinstance(call.request, Trimming)
-                and call.request.forgets
-                and call.request.tag == tag
-                and not call.is_impossible
-            ),
-            default=0,
-        )
+        """Below it, trims may have forgotten the records of that tag, which do not count any more then.
+
+        One that forgets takes with it what trims before it have taken away.
+        """
+        trims = [
+            (call, call.request)
+            for call in self.calls
+            if call.book == book
+            and isinstance(call.request, Trimming)
+            and call.request.tag == tag
+            and not call.is_impossible
+        ]
+        forgot = [call.end_us if isinstance(call.result, Told) else (1 << 62) for call, trim in trims if trim.forgets]
+        ends_us = max(forgot, default=0)
+        return max((self._may_floor(call, request) for call, request in trims if call.start_us < ends_us), default=0)
 
     def must_floor_at(self, book: str, tag: str | None, time_us: int) -> int:
         """Below it, a linearizable reader of that row who asked at that time must not find anything."""

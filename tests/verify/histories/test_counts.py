@@ -41,3 +41,16 @@ def test_a_refusal_names_how_many_there_are(clients: Clients) -> None:
         clients.call("one", request, Refused("condition_failed", "not_applied", 20, actual), start=700, end=750)
     assert len(clients.broken(Counts())) == 3
     assert clients.broken(Conditions()) == []
+
+
+def test_a_trim_that_forgets_takes_with_it_what_others_have_trimmed(clients: Clients) -> None:
+    """After it a refusal may say that there are none. Without it, or before the other trim, that is wrong."""
+    none = Refused("condition_failed", "not_applied", 0, 0)
+    request = Appending((Written("late", ("t",)),), (Condition("t", count=2),))
+    clients.call("one", request, none, start=700, end=750)
+    clients.call("one", Trimming(MAX, "t"), Told(), start=500, end=510)
+    assert len(clients.broken(Counts())) == 1
+    clients.call("two", Trimming(11, "t", forgets=True), Told(), start=400, end=410)
+    assert len(clients.broken(Counts())) == 1
+    clients.call("two", Trimming(11, "t", forgets=True), Told(), start=600, end=610)
+    assert clients.broken(Counts()) == []
