@@ -88,8 +88,8 @@ def test_calls_start_once_under_a_chosen_id() -> None:
         async with boki.testing.context(functions=[counts_down]) as ctx:
             calls = CallsById(ctx)
             chosen = invocation_id_of("counter", "1")
-            assert await calls.start(chosen, "counts_down", 0) == chosen
-            assert await calls.start(chosen, "counts_down", 0) == chosen
+            assert (await calls.start(chosen, "counts_down", 0)).id == chosen
+            assert (await calls.start(chosen, "counts_down", 0)).id == chosen
             with pytest.raises(KeyReused):
                 await calls.start(chosen, "counts_down", 1)
             with pytest.raises(AlreadyExists):

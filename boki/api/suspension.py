@@ -28,6 +28,7 @@ from boki.log.limits import DEFAULT_LIMITS
 from boki.protocol.calls import (
     CALLS_BOOK,
     Attribute,
+    Begun,
     ChosenId,
     IfEnded,
     IfRunning,
@@ -187,8 +188,6 @@ class CallsById(CallHere):
     def __init__(self, ctx: Context) -> None:
         super().__init__(ctx._state)  # noqa: SLF001 - the low-level side of a context
         self._port = ctx._calls  # noqa: SLF001
-        self.result: Payload | None = None
-        """What the call that was started last has returned, if it ended with its acceptance, and this is known."""
 
     async def start(
         self,
@@ -207,8 +206,9 @@ class CallsById(CallHere):
         attributes: dict[str, Attribute] | None = None,
         watcher: str = "",
         copies: str = "",
-    ) -> str:
-        """Log a call under this id, to be run by the system: `invocation_id`, once the call is durable.
+    ) -> Begun:
+        """Log a call under this id, to be run by the system: `invocation_id`, once the call is durable, and the result
+        if the call has ended with its acceptance and that is known.
 
         If there is a call of that id, `if_running` and `if_ended` decide: `AlreadyExists` for "fail"; with "use" it
         stands for the start if it was asked for the same, else `KeyReused`. Repeated with the same `start` (by default
@@ -221,10 +221,8 @@ class CallsById(CallHere):
         call = self._state.later(function, payload, delay_s, None, book, retry, (invocation_id, chosen))
         begin: BeginCall | None = getattr(self._port, "begin_call", None)
         if begin is None:
-            return await self._port.invoke_later(call, delay_s, None)
-        begun = await begin(call, delay_s, None)
-        self.result = begun.result
-        return begun.id
+            return Begun(await self._port.invoke_later(call, delay_s, None))
+        return await begin(call, delay_s, None)
 
     async def state(self, invocation_id: str, wait_s: float = 0) -> InvocationState:
         """What is known of a logged call, after waiting at most `wait_s` for its end. `NoSuchInvocation`"""
@@ -267,12 +265,12 @@ class BlockingCallsById(CallHere):
         attributes: dict[str, Attribute] | None = None,
         watcher: str = "",
         copies: str = "",
-    ) -> str:
-        """See `CallsById.start`."""
+    ) -> Begun:
+        """See `CallsById.start`. The result is never known."""
         begins = start or new_invocation_id()
         chosen = ChosenId(begins, if_running, if_ended, name, reports_to, attributes or {}, watcher, copies)
         call = self._state.later(function, payload, delay_s, None, book, retry, (invocation_id, chosen))
-        return self._port.invoke_later(call, delay_s, None)
+        return Begun(self._port.invoke_later(call, delay_s, None))
 
     def state(self, invocation_id: str, wait_s: float = 0) -> InvocationState:
         """See `CallsById.state`."""

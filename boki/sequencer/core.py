@@ -75,7 +75,6 @@ _PAGE_ENTRIES: Final = 10_000
 _REPEAT_US: Final = 250_000
 _STORAGE_US: Final = 10_000
 """So far apart storage nodes are told of cuts."""
-_NO_FIGURES: Final[dict[str, Any]] = {"term": 0, "leads": [], "is_sealed": False, "logs": {}}
 
 
 class SequencerCore:
@@ -214,12 +213,16 @@ class SequencerCore:
         view = self.chain.current
         return [store for log in range(view.log_count) if (store := self._store(view.term, log)) is not None]
 
+    def _current(self) -> tuple[Term, list[MetalogStore]]:
+        """The current term and its stores; 0 and none before the first."""
+        return (self.chain.current.term, self._current_stores()) if self.chain else (0, [])
+
     def status(self) -> dict[str, Any]:
         """What an operator wants to know, as JSON values."""
-        return figures(self.chain.current.term, self._current_stores(), self._primaries) if self.chain else _NO_FIGURES
+        return figures(*self._current(), self._primaries)
 
     def _pong(self, number: int, now_us: int) -> Pong:
-        term, stores = (self.chain.current.term, self._current_stores()) if self.chain else (0, [])
+        term, stores = self._current()
         return pong(number, term, self.incarnation, self._kept_from_term, stores, self._primaries, now_us)
 
     def rests_until(self, now_us: int) -> int:

@@ -17,7 +17,7 @@ _SECOND_US: Final = 1_000_000
 
 
 class Alarms:
-    """The times of calls, some of which are asleep no more."""
+    """The times of calls, some of which have woken since."""
 
     def __init__(self) -> None:
         self._seconds: list[int] = []

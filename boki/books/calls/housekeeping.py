@@ -41,7 +41,7 @@ class Housekeeping:
         self._trimmer = asyncio.get_running_loop().call_later(interval_s, self._trim)
 
     def stop(self) -> None:
-        """Trim no more."""
+        """Stop trimming."""
         if self._trimmer is not None:
             self._trimmer.cancel()
 

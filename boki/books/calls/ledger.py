@@ -449,10 +449,6 @@ class Ledger(Learner[CallEntry]):
         found = (call for call in self.waiting.all_kept() if matches(call) and call.seqnum < below)
         return [as_waiting(call) for call in nlargest(limit, found, key=attrgetter("seqnum"))]
 
-    def checkpoint(self) -> Checkpoint:
-        """The state as one record, which may be too large for the log."""
-        return Checkpoint(self.fold_from, tuple(self.waiting.values()))
-
     def waiting_below(self, seqnum: int, limit: int) -> list[Waiting]:
         """Unfinished calls that hold up trimming to `seqnum`, the oldest first, at most `limit`."""
         holding = [call for call in self.waiting.all_kept() if call.accepted_seqnum < seqnum]

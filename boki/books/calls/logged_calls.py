@@ -64,7 +64,7 @@ _ACCEPT_TIMEOUT_S: Final = 30.0
 _LONGEST_TIMER_S: Final = 3600.0
 _RETRY_AFTER_S: Final = 1
 _SHORT_BYTES: Final = 16 * 1024
-"""Longer results do not travel with the answer to a start, because nobody may want them."""
+"""Longer results do not travel with the answer to a start: most callers do not ask for them."""
 
 T = TypeVar("T")
 

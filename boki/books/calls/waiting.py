@@ -1,8 +1,8 @@
 """Unfinished calls as the ledger holds them, and those that are suspended in little memory.
 
 A hundred thousand calls may sleep, so a suspended one is kept **packed**: what it shares with others of its function
-once for all of them (`_Shape`), its numbers side by side, and the rest as one encoded value. Whoever asks for it gets
-it as a `Waiting`. Lists and filters look at packed calls as they are.
+once for all of them (`_Shape`), its numbers side by side, and the rest as one encoded value. A lookup returns it as a
+`Waiting`. Lists and filters look at packed calls as they are.
 """
 
 from __future__ import annotations

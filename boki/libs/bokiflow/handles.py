@@ -107,12 +107,16 @@ class Handle(Generic[R]):
         self._logbook = logbook
         self.book = logbook.name
         self._result: Payload | None = None
-        """What the start has told that the workflow returned: the next question for it asks nobody."""
+        """What the start was answered with, until it is asked for."""
 
     def __repr__(self) -> str:
         return f"<{self.workflow} {self.id!r}>"
 
     # reading
+
+    def know(self, result: Payload | None) -> None:
+        """The start was answered with this result, for the next one who asks for it; None: with none."""
+        self._result = result
 
     async def status(self) -> WorkflowState:
         """What is known of it. `NoSuchInvocation` if it was never started, or ended longer ago than calls are kept."""

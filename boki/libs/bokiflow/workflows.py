@@ -162,12 +162,11 @@ class Workflow(Generic[Pay, R]):
         if len(payload) > 1:
             raise InvalidArgument(f"{self.name} takes at most one payload, not {len(payload)}", field="payload")
         handle = self.handle(ctx, uuid4().hex if id is None else id, book=book)
-        calls = CallsById(ctx)
         kills = if_running == "kill"
         if kills:
             with suppress(NoSuchWorkflow, WorkflowEnded):
                 await handle.kill()
-        await calls.start(
+        begun = await CallsById(ctx).start(
             handle.invocation_id,
             self,
             *payload,
@@ -179,7 +178,7 @@ class Workflow(Generic[Pay, R]):
             attributes={**check_attributes(attributes), **marks_of(limit, limit_key, priority)},
             watcher="" if (limit or self.limit) is None else gate_id_of(self.name, handle.book),
         )
-        handle._result = calls.result  # noqa: SLF001 - a handle that was made here
+        handle.know(begun.result)
         return handle
 
     def handle(self, ctx: Context, id: str, *, book: str | None = None) -> Handle[R]:  # noqa: A002

@@ -28,7 +28,7 @@ from boki import Context, InvalidArgument, LogBook, NewRecord, Trimmed
 from boki.libs.bokistore import saving
 from boki.libs.bokistore.accesses import Access, Direct
 from boki.libs.bokistore.collections import Counter, Map, StoredList, StoredSet
-from boki.libs.bokistore.keys import check_key
+from boki.libs.bokistore.keys import check_commit
 from boki.libs.bokistore.listing import MAP_PARTITIONS, MAPS, OBJECTS, PARTITIONS
 from boki.libs.bokistore.machines import ReplicatedObject, check_kind
 from boki.libs.bokistore.maps import MapRequests, Shape, check_shape, shape_of
@@ -228,17 +228,9 @@ class TransactionBlock:
     def __init__(
         self, store: Store, key: str | None, outbox: Outbox | None, *, fresh: bool, looks_up_key: bool = True
     ) -> None:
-        if key is not None and outbox is not None:
-            raise InvalidArgument("what commits with an outbox has no key of its own: give one of the two", field="key")
-        if outbox is not None and outbox.logbook.name != store.book:
-            raise InvalidArgument(
-                f"the outbox is of book {outbox.logbook.name!r}, and the store of book {store.book!r}: what commits "
-                "together is in one book",
-                field="outbox",
-            )
+        self._key = check_commit(key, outbox, store.book)
         self._store = store
         self._outbox = outbox
-        self._key = check_key(key)
         self._fresh = fresh
         self._looks_up_key = looks_up_key
         self._outer: tuple[Transaction, int, int, int] | None = None

@@ -20,6 +20,7 @@ from boki.books.calls.ledger import (
     TakenOver,
     due_at,
     id_of,
+    part_of,
     request_hash,
     runs_of,
 )
@@ -285,7 +286,7 @@ def test_a_checkpoint_and_what_follows_it_say_the_same_as_all_records(
     at = min(at, len(entries))
     before = Ledger()
     fold(before, entries[:at])
-    checkpoint = Checkpoint(before.fold_from, before.checkpoint().waiting)
+    checkpoint = Checkpoint(before.fold_from, part_of(before.waiting.all_kept()).waiting)
     resumed = Ledger(checkpoint)
     assert fold(resumed, entries[max(0, at - earlier) :]) == whole
 

@@ -10,7 +10,7 @@ import pytest
 from boki import CorruptData, NotFound
 from boki.libs.bokiqueue import Queue, folds
 from boki.libs.bokiqueue.following import Queues
-from boki.log.operations import Answer, Append, Get, Operation
+from boki.log.operations import Answer, Append, Get, Operation, Read
 from boki.testing.memory_port import MemoryPort
 from tests.libs.bokiqueue.running import asynchronous
 from tests.libs.bokiqueue.test_crashes import Process
@@ -112,9 +112,15 @@ async def test_a_lost_body_does_not_keep_checkpoints_and_trims_from_being_made(m
 class Lagging(Process):
     """A process whose engine has only what a request says that it has seen, and which keeps no bodies."""
 
-    pushed_at = 0
+    def __init__(self, port: MemoryPort) -> None:
+        super().__init__(port)
+        self.pushed_at = 0
+        self.has_waited = asyncio.Event()
+        """The queue was read to its end, and the next record is waited for."""
 
     async def request(self, operation: Operation, positions: Any, timeout_s: float) -> Answer:
+        if isinstance(operation, Read) and operation.wait_us:
+            self.has_waited.set()
         if isinstance(operation, Get) and positions.get(0, 0) < self.pushed_at:
             raise NotFound("this engine has not come so far")
         return await super().request(operation, positions, timeout_s)
@@ -145,8 +151,7 @@ async def test_a_consumer_reads_bodies_as_new_as_what_the_reader_of_the_queue_ha
     consumer: Queue[int] = Queue(process.logbook(), "q")
     await consumer.create()
     leasing = asyncio.create_task(consumer.lease(30, wait_s=10))
-    for _ in range(20):
-        await asyncio.sleep(0)
+    await process.has_waited.wait()
     await Queue[int](Pushing(port, process).logbook(), "q").push(7)
     message = await leasing
     assert message is not None

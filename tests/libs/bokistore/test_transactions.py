@@ -450,12 +450,13 @@ async def test_the_past_cannot_be_changed() -> None:
 async def test_a_transaction_does_not_end_before_the_blocks_inside_of_it() -> None:
     """It would commit a half of what their tasks write; and what these undo later must not undo what was committed."""
     async with boki.testing.context() as ctx:
-        store, may_raise = Store(ctx), asyncio.Event()
+        store, has_begun, may_raise = Store(ctx), asyncio.Event(), asyncio.Event()
         await store.object("x").set("n", 1)
 
         async def inner() -> None:
             async with store.transaction() as part:
                 await part.object("x").increment("n")
+                has_begun.set()
                 await may_raise.wait()
                 raise ZeroDivisionError
 
@@ -463,7 +464,7 @@ async def test_a_transaction_does_not_end_before_the_blocks_inside_of_it() -> No
             async with store.transaction() as txn:
                 await txn.object("y").set("n", 1)
                 task = asyncio.create_task(inner())
-                await asyncio.sleep(0)
+                await has_begun.wait()
         may_raise.set()
         with pytest.raises(ZeroDivisionError):
             await task
