@@ -374,9 +374,8 @@ async def _commit(
                 stranger = tail.seqnum if tail is not None and is_strange else 0
             continue
         if await _whose(logbook, seqnums[0]) != by:
-            raise leases_lost(
-                message.queue, [message.receipt], 1
-            )  # another block has committed under this lease, and so under this key
+            # another block has committed under this lease, and so under this key
+            raise leases_lost(message.queue, [message.receipt], 1)
         message.is_settled = True
         return list(seqnums)
     raise BokiError("leases of this shard run out too quickly to commit: nothing was done", retryable=True)
