@@ -46,7 +46,7 @@ def listen_blocking(ctx: boki.blocking.Context, inbox: str) -> str:
 @function
 async def parent(ctx: Context, name: str) -> str:
     calls = CallsById(ctx)
-    child = await calls.start(invocation_id_of("child", name), "listen", "inbox:" + name, book="news")
+    child = (await calls.start(invocation_id_of("child", name), "listen", "inbox:" + name, book="news")).id
     while (await calls.state(child)).state != "suspended":
         pass
     await ctx.logbook_named("news").append(b"told", tags=["inbox:" + name])

@@ -97,7 +97,7 @@ def _ledger_view(state: Ledger) -> Any:
 
 
 def _ledger_snapshot(state: Ledger) -> bytes:
-    return ledger.CODEC.encode(state.checkpoint())
+    return ledger.CODEC.encode(ledger.Checkpoint(state.fold_from, tuple(state.waiting.values())))
 
 
 def _ledger_restored(data: bytes) -> tuple[Ledger, int]:
