@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from boki.bench.flow_apps import apps
 from boki.bench.flow_peers import FLOW_PEERS
+from boki.bench.flow_sleepers import engine_bytes, fall_asleep, lateness
 from boki.bench.http_load import Post, generator_name, post_load
 from boki.bench.load_functions.flow_load import STEPS, FlowLoad, Many
 from boki.bench.load_functions.load import Load
@@ -24,7 +25,6 @@ from boki.bench.rows import Round, Row, measured, median, rate
 from boki.bench.system import Options, Target, target
 from boki.bench.turns import Run, Step, in_turns, ratio, row_of, wanted_peers
 from boki.client import BlockingClient
-from boki.dispatch.server.machine import resident_bytes
 from boki.launch.child import Child
 from boki.protocol.calls import MAX_CALLS_PAGE
 
@@ -32,7 +32,6 @@ CALLERS: Final = (1, 64)
 _APPENDED_BYTES: Final = 100
 _STARTS: Final = 100
 INTERRUPTED: Final = 1_000
-_ALARMS: Final = 20
 _SETTLE_S: Final = 1.0
 
 
@@ -139,36 +138,22 @@ def _until_running(client: BlockingClient) -> int:
 
 def _sleep(options: Options, step: Step, client: BlockingClient) -> Row:
     """Workflows that sleep until tomorrow: the memory of their engine, and how late a timer among them is."""
-    count = options.sleepers or max(1_000, options.record_count // 10)
+    count = options.sleeper_count
     client.invoke("alarms", 1, result_type=list[float])  # its worker has started, and is not measured
-    before_bytes = _engine_bytes(client)
-    step(f"{count:,} workflows fall asleep")
-    started = time.perf_counter()
-    client.invoke("start_sleepers", Many("sleeper:", count), timeout_s=3_600)
-    while client.calls(function="sleeper", states=("accepted", "running"), limit=1).calls:
-        time.sleep(_SETTLE_S)
-    asleep_s = time.perf_counter() - started
-    grown_bytes = _engine_bytes(client) - before_bytes
+    before_bytes = engine_bytes(client)
+    one = fall_asleep(client, step, "sleeper:", count)
+    grown_bytes = engine_bytes(client) - before_bytes
     step("timers among them")
-    late_s: list[float] = client.invoke("alarms", _ALARMS, result_type=list[float], timeout_s=600)
+    late_s = lateness(client)
     details = {
         "workflows": count,
-        "asleep_per_s": round(count / asleep_s, 1),
+        "asleep_per_s": round(count / one.elapsed_s, 1),
         "engine_bytes_per_workflow": round(grown_bytes / count, 1),
         "engine_mib": round(grown_bytes / 2**20, 1),
         "latest_ms": round(max(late_s) * 1e3, 3),
     }
     fields = measured(late_s, 0, sum(late_s))
     return row_of(options, "flow-asleep", count, [fields], details)
-
-
-def _engine_bytes(client: BlockingClient) -> int:
-    """Memory of the process that has the engine: of a cluster the larger one of them; else it is the whole system, with
-    storage, sequencer and their caches.
-    """
-    status = client.status()
-    engines = [node["pid"] for name, node in status.get("nodes", {}).items() if name.startswith("engine")]
-    return max(resident_bytes(pid) for pid in engines or [status["pid"]])
 
 
 def _run(system: Target, name: str, options: Options, callers: int) -> Round:

@@ -14,6 +14,7 @@ from typing import Any
 
 from boki.bench import faults, index_memory
 from boki.bench.flow import flow
+from boki.bench.flow_sleepers import flow_sleepers
 from boki.bench.flow_soak import flow_soak
 from boki.bench.flow_state import flow_state
 from boki.bench.http_load import Post, generator_name, post_load
@@ -164,6 +165,7 @@ BENCHMARKS: dict[str, Callable[[Options, Step], Iterator[Row]]] = {
     "flow": flow,
     "flow-state": flow_state,
     "flow-soak": flow_soak,
+    "flow-sleepers": flow_sleepers,
     "store": store,
     "spark": spark,
     "peers": peers,

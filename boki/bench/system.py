@@ -18,7 +18,7 @@ from boki.launch.child import Child
 
 LOAD_FUNCTIONS = Path(__file__).parent / "load_functions"
 NEED_CLUSTER = frozenset({"failover", "scaling", "repair"})
-NEED_OWN_SYSTEM = frozenset({"cold-start", "restart", "memory", "idle", "flow-soak", "peers"}) | NEED_CLUSTER
+NEED_OWN_SYSTEM = NEED_CLUSTER.union(("cold-start", "restart", "memory", "idle", "flow-soak", "flow-sleepers", "peers"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +99,11 @@ class Options:
             durability=self.durability,
             reload=False,
         )
+
+    @property
+    def sleeper_count(self) -> int:
+        """Workflows that fall asleep."""
+        return self.sleepers or max(1_000, self.record_count // 10)
 
     @property
     def folder(self) -> Path:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 NAMES = (
     *("append", "read", "invoke", "cold-start", "restart", "memory", "idle", "queue", "flow", "store", "spark"),
-    *("flow-state", "flow-soak", "peers", "failover", "scaling", "repair"),
+    *("flow-state", "flow-soak", "flow-sleepers", "peers", "failover", "scaling", "repair"),
 )
 NAMED_ONLY = frozenset({"spark", "peers"})
 """Not among all: they need packages that the others do without."""
@@ -59,7 +59,9 @@ Plot = Annotated[
 
 Sleepers = Annotated[
     int | None,
-    typer.Option(min=1000, help="Workflows that fall asleep, for flow.", show_default="a tenth of --records"),
+    typer.Option(
+        min=1000, help="Workflows that fall asleep, for flow and flow-sleepers.", show_default="a tenth of --records"
+    ),
 ]
 
 
