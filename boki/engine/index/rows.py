@@ -26,6 +26,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Final
 
+from boki.engine.index.floors import UNKNOWN, Floors
 from boki.engine.index.layout import floor_bytes, number_bytes, read_floor, read_number, row_prefix, tag_floor_key
 from boki.engine.index.parts import (
     CLOSE_RECORDS,
@@ -56,7 +57,7 @@ _GONE: Final = 8
 _FLOOR_STORED: Final = 16
 """The disk has a floor, or is about to."""
 
-_ROW_BYTES: Final = 246
+_ROW_BYTES: Final = 214
 _DIRTY_ROW_BYTES: Final = 160
 
 _start_of = attrgetter("start")
@@ -77,19 +78,14 @@ class Shelf:
 class Row:
     """The row of one tag. All methods may read the disk where memory has a gap, but for `append` and `extend`."""
 
-    __slots__ = ("_base", "_flags", "_floor", "_hidden", "_newest", "_removed", "older", "shelf", "tag")
+    __slots__ = ("_flags", "_floors", "_newest", "older", "shelf", "tag")
 
     def __init__(self, shelf: Shelf, tag: str | None) -> None:
         self.shelf = shelf
         self.tag = tag
         self._newest: Part | bytes | None = None
         self.older: Sequence[Part] = ()
-        self._floor = -1
-        self._removed = 0
-        self._hidden = 0
-        """Below this all is forgotten, and still on the disk until the next checkpoint is stored."""
-        self._base: int | None = None
-        """What makes the length of the newest part a count of all records; None until one is asked for."""
+        self._floors = UNKNOWN
         self._flags = 0
         shelf.rows[tag] = self
         shelf.residence.used_bytes += _ROW_BYTES
@@ -143,8 +139,8 @@ class Row:
         elif newest.flags & CLOSED or len(newest.seqnums) >= PART_RECORDS:
             newest.until = seqnum
             newest.flags |= CLOSED
-            if self._base is not None:
-                self._base += len(newest.seqnums)
+            if self._floors.base is not None:
+                self._floors = self._floors.but(base=self._floors.base + len(newest.seqnums))
             if isinstance(self.older, list):
                 self.older.append(newest)
             else:
@@ -257,19 +253,22 @@ class Row:
             newest = self.part_at(END - 1)
         else:
             newest.flags |= USED
-        if self._base is None:
+        base = self._floors.base
+        if base is None:
             at = start = max(low, self.floor)
             count = self.removed(low)
             while at < END:
                 part = self.part_at(at)
                 count += len(part.seqnums) - bisect_left(part.seqnums, start)
                 at = part.until
-            self._base = count - len(newest.seqnums)
-        return self._base + len(newest.seqnums)
+            base = count - len(newest.seqnums)
+            self._floors = self._floors.but(base=base)
+        return base + len(newest.seqnums)
 
     def forget_count(self) -> None:
         """The lowest seqnum that counts has moved."""
-        self._base = None
+        if self._floors.base is not None:
+            self._floors = self._floors.but(base=None)
 
     def part_at(self, seqnum: int, *, backward: bool = False) -> Part:
         """The part that covers that seqnum; read from the disk, with what lies behind or before it, if need be."""
@@ -337,7 +336,7 @@ class Row:
         part = self._new_part(start, until)
         for _, value in found:
             part.take(value)
-        part.drop_below(self._hidden)
+        part.drop_below(self._floors.hidden)
         part.flags |= USED
         if len(found) > 1 or (found and found[0][0] != start):
             part.flags |= SCATTERED
@@ -350,20 +349,21 @@ class Row:
     @property
     def floor(self) -> int:
         """What trims of this very tag have reached."""
-        if self._floor < 0:
+        if self._floors.reached < 0:
             assert self.tag is not None, "the floor of a whole book is the book's"
             stored = self.shelf.residence.disk.get(tag_floor_key(self.shelf.name, self.tag))
-            self._floor, self._removed = (0, 0) if stored is None else read_floor(stored)
+            reached, removed = (0, 0) if stored is None else read_floor(stored)
+            self._floors = self._floors.but(reached=reached, removed=removed)
             self._flags |= 0 if stored is None else _FLOOR_STORED
-        return self._floor
+        return self._floors.reached
 
     def removed(self, low: int) -> int:
         """How many records at or above `low` trims of this very tag have taken away, if it is a system tag."""
-        return self._removed if self.floor > low else 0
+        return self._floors.removed if self.floor > low else 0
 
     def trim(self, floor: int, removed: int) -> None:
         """Move the floor, and forget what is below it. `removed`: how many records such trims have taken so far."""
-        self._floor, self._removed, self._base = floor, removed, None
+        self._floors = self._floors.but(reached=floor, removed=removed, base=None)
         self._flags |= _FLOOR_CHANGED
         self._list()
         self.drop_below(floor)
@@ -371,7 +371,7 @@ class Row:
     def forget(self) -> None:
         """Drop the floor and what trims have counted: no record is left."""
         if self.floor:
-            self._hidden, self._floor, self._removed, self._base = self._floor, 0, 0, None
+            self._floors = Floors(reached=0, hidden=self.floor)
             self._flags |= _FLOOR_CHANGED
             self._list()
             for part in self.parts():
@@ -422,8 +422,8 @@ class Row:
         if flags & _FLOOR_CHANGED:
             assert self.tag is not None
             key = tag_floor_key(self.shelf.name, self.tag)
-            if self._floor:
-                yield Put(key, floor_bytes(self._floor, self._removed))
+            if self._floors.reached:
+                yield Put(key, floor_bytes(self._floors.reached, self._floors.removed))
                 flags |= _FLOOR_STORED
             elif flags & _FLOOR_STORED:
                 yield Delete(key, key + b"\x00")
@@ -444,8 +444,8 @@ class Row:
 
     def stored(self) -> None:
         """See `Resident.stored`."""
-        if not self._flags & _FLOOR_CHANGED:
-            self._hidden = 0
+        if self._floors.hidden and not self._flags & _FLOOR_CHANGED:
+            self._floors = self._floors.but(hidden=0)
         self._flags &= ~_FLOOR_WRITING
         for part in self.parts():
             part.flags &= ~WRITING
@@ -468,11 +468,12 @@ class Row:
             self._newest = without_use(newest)
             if self._newest is None:
                 residence.used_bytes -= packed_bytes(newest)
-                self._base = None
+                self.forget_count()
         elif newest is not None:
             if not newest.flags & (DIRTY | WRITING | USED):
                 residence.used_bytes -= newest.size_bytes
-                self._newest = self._base = None
+                self._newest = None
+                self.forget_count()
             newest.flags &= ~USED
         if self._newest is None and not self.older and not self._flags & ~_FLOOR_STORED and self.tag is not None:
             self.discard()
