@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from unittest.mock import patch
 
 from boki.engine.index import book as book_module
+from boki.engine.index import book_row as book_row_module
 from boki.engine.index import history as history_module
 from boki.engine.index import pages as pages_module
 from boki.engine.index import rows as rows_module
@@ -99,7 +100,7 @@ def small_parts() -> Iterator[None]:
         patch.object(rows_module, "PART_RECORDS", 4),
         patch.object(rows_module, "CLOSE_RECORDS", 2),
         patch.object(rows_module, "_READ_BYTES", 24),
-        patch.object(book_module, "PART_RECORDS", 4),
+        patch.object(book_row_module, "PART_RECORDS", 4),
         patch.object(history_module, "PAGE_ENTRIES", 3),
         patch.object(pages_module, "_LEAST", 1),
         patch.object(pages_module, "_GROWTH", 1),

@@ -1,9 +1,5 @@
 """A book in the index: its rows, its floors, and what trimming does to them.
 
-The row of the whole book carries two things beside the seqnums. Of each record, how many of its tags no trim has passed
-yet: when the last one goes, so does the record (`trim` of a tag). And where such records are missing, so that `get` can
-tell a trimmed record from one that never was.
-
 There are two floors. Below `floor` the row of the whole book is empty, and so are those of ordinary tags. Below
 `deleted_below`, where the book was deleted as a whole, there is nothing at all: between the two, system tags and keys
 keep their rows, so that what fences outlives a trim of the book (design section 2, "Conditions").
@@ -17,28 +13,17 @@ from collections.abc import Iterable, Sequence
 from struct import Struct
 from typing import Final, NamedTuple
 
-import msgspec
-
-from boki.engine.index.layout import BOOK_ROWS, TAG_FLOORS, TAG_ROWS, after_prefix, book_key, tags_prefix
-from boki.engine.index.parts import END, PART_RECORDS, RECORD_BYTES, Part
+from boki.engine.index.book_row import UNTAGGED, BookRow
+from boki.engine.index.layout import TAG_FLOORS, TAG_ROWS, after_prefix, book_key, tags_prefix
+from boki.engine.index.parts import END, RECORD_BYTES
 from boki.engine.index.residence import IsOver, Residence
 from boki.engine.index.rows import Row, Shelf
 from boki.errors import CorruptData
 from boki.log.chunk import Chunk
-from boki.log.cuts import pack_column, unpack_column
 from boki.log.ids import KEY_TAG_PREFIX, is_system_tag
 from boki.log.metalog import ForgetTags, Trims
 from boki.protocol.effects import Delete, Put
 
-GAP_AT_END: Final = 32
-"""Of a part: after its last record, others were trimmed."""
-_GAP_BEFORE: Final = 0x8000
-"""Of a record: between it and the one before, others were trimmed."""
-_TAGS_LEFT: Final = 0x7FFF
-_UNTAGGED: Final = _TAGS_LEFT
-"""Of a record without tags: only the book's floor takes it away."""
-
-_PART: Final = Struct("<IBxxxq")
 _BOOK: Final = Struct("<6q")
 _BOOK_BYTES: Final = 700
 _FRONT_PARTS: Final = 2000
@@ -46,168 +31,6 @@ _BOOK_RECORD_BYTES: Final = RECORD_BYTES + 2
 
 _LISTED: Final = 1
 _WRITING: Final = 2
-
-
-class BookPart(Part, gc=False):
-    """A part of the row of a whole book: of each record also a mark, and the bytes of all payloads, about."""
-
-    marks: array[int] = msgspec.field(default_factory=lambda: array("H"))
-    payload_bytes: int = 0
-
-    def encode(self) -> bytes:
-        """See `Part.encode`."""
-        header = _PART.pack(len(self.seqnums), bool(self.flags & GAP_AT_END), self.payload_bytes)
-        return header + pack_column(self.seqnums) + pack_column(self.marks)
-
-    def take(self, value: bytes) -> None:
-        """See `Part.take`."""
-        count, has_gap_at_end, payload_bytes = _PART.unpack_from(value)
-        until = _PART.size + 8 * count
-        self.add(unpack_column("q", value[_PART.size : until]), unpack_column("H", value[until:]))
-        self.payload_bytes += payload_bytes
-        if has_gap_at_end:
-            self.flags |= GAP_AT_END
-
-    def add(self, seqnums: Iterable[int], marks: Sequence[int]) -> None:
-        """Let these records follow."""
-        if not marks:
-            return
-        at = len(self.marks)
-        self.seqnums.extend(seqnums)
-        self.marks.extend(marks)
-        if self.flags & GAP_AT_END:
-            self.marks[at] |= _GAP_BEFORE
-            self.flags &= ~GAP_AT_END
-
-    def drop_below(self, floor: int) -> None:
-        """See `Part.drop_below`."""
-        count = bisect_left(self.seqnums, floor)
-        if count:
-            self.payload_bytes -= self.share(count)
-            del self.seqnums[:count]
-            del self.marks[:count]
-
-    def share(self, count: int) -> int:
-        """How many payload bytes this many of its records have, about."""
-        return self.payload_bytes * count // len(self.seqnums) if count else 0
-
-    def release(self, seqnums: Sequence[int]) -> tuple[int, int]:
-        """One tag of each of these records is gone: drop those that have no other. → (how many, their bytes)"""
-        at = 0
-        is_empty = False
-        for seqnum in seqnums:
-            at = bisect_left(self.seqnums, seqnum, at)
-            assert self.seqnums[at] == seqnum, "a record that a tag can reach stands in the row of its book"
-            self.marks[at] -= 1
-            is_empty |= not self.marks[at] & _TAGS_LEFT
-        if not is_empty:
-            return 0, 0
-        old = self.seqnums, self.marks
-        self.seqnums, self.marks = array("q"), array("H")
-        has_gap = False
-        for seqnum, mark in zip(*old, strict=True):
-            if not mark & _TAGS_LEFT:
-                has_gap = True
-                continue
-            self.seqnums.append(seqnum)
-            self.marks.append(mark | _GAP_BEFORE if has_gap else mark)
-            has_gap = False
-        if has_gap:
-            self.flags |= GAP_AT_END
-        count = len(old[0]) - len(self.seqnums)
-        size = self.payload_bytes * count // len(old[0])
-        self.payload_bytes -= size
-        return count, size
-
-    @property
-    def is_hollow(self) -> bool:
-        """See `Part.is_hollow`."""
-        return not self.seqnums and not self.flags & GAP_AT_END
-
-    @property
-    def size_bytes(self) -> int:
-        """See `Part.size_bytes`."""
-        return super().size_bytes + 80 + 2 * len(self.marks)
-
-
-class BookRow(Row):
-    """The row of all records of a book."""
-
-    __slots__ = ()
-
-    def _new_part(self, start: int, until: int) -> BookPart:
-        return BookPart(start, until)
-
-    def part_at(self, seqnum: int, *, backward: bool = False) -> BookPart:
-        """See `Row.part_at`."""
-        part = super().part_at(seqnum, backward=backward)
-        assert isinstance(part, BookPart)
-        return part
-
-    def add_one(self, seqnum: int, mark: int, payload_bytes: int) -> None:
-        """Let a record follow, whose mark tells how many tags it has."""
-        part = self._grow(seqnum)
-        assert isinstance(part, BookPart)
-        if part.flags & GAP_AT_END:
-            mark |= _GAP_BEFORE
-            part.flags &= ~GAP_AT_END
-        part.seqnums.append(seqnum)
-        part.marks.append(mark)
-        part.payload_bytes += payload_bytes
-
-    def add(self, seqnums: Sequence[int], marks: Sequence[int], payload_bytes: int) -> None:
-        """The same for many."""
-        at = 0
-        while at < len(seqnums):
-            part = self._grow(seqnums[at])
-            assert isinstance(part, BookPart)
-            until = min(len(seqnums), at + PART_RECORDS - len(part.seqnums))
-            part.add(seqnums[at:until], marks[at:until])
-            part.payload_bytes += payload_bytes * (until - at) // len(seqnums)
-            at = until
-
-    def release(self, seqnums: Sequence[int]) -> tuple[int, int]:
-        """See `BookPart.release`."""
-        count = size = at = 0
-        residence = self.shelf.residence
-        while at < len(seqnums):
-            part = self.part_at(seqnums[at])
-            until = bisect_left(seqnums, part.until, at)
-            residence.used_bytes -= part.size_bytes
-            dropped = part.release(seqnums[at:until])
-            residence.used_bytes += part.size_bytes
-            residence.dirty_bytes += part.size_bytes
-            self._touch(part)
-            count, size, at = count + dropped[0], size + dropped[1], until
-        return count, size
-
-    def cut_off(self, low: int, floor: int) -> tuple[int, int]:
-        """Forget all records below `floor`. → (how many were not below `low`, their payload bytes)"""
-        count = size = 0
-        while low < floor:
-            part = self.part_at(low)
-            found = bisect_left(part.seqnums, floor) - bisect_left(part.seqnums, low)
-            count, size, low = count + found, size + part.share(found), part.until
-            self._drop_parts(part.start)  # a long trim must not bring the whole row into memory
-        holder = self.drop_below(floor)
-        if not holder.is_hollow:
-            self._touch(holder)
-        return count, size
-
-    def was_trimmed(self, seqnum: int) -> bool:
-        """Whether trims of tags have taken away a record at `seqnum`, or beside it, where there is none now."""
-        part = self.part_at(seqnum)
-        at = bisect_left(part.seqnums, seqnum)
-        if at == len(part.seqnums):
-            return bool(part.flags & GAP_AT_END)
-        return part.seqnums[at] != seqnum and bool(part.marks[at] & _GAP_BEFORE)
-
-
-def row_seqnums(key: bytes, value: bytes) -> array[int]:
-    """The seqnums in a part of a row as it stands on the disk, of whichever kind."""
-    if not key.startswith(BOOK_ROWS):
-        return unpack_column("q", value)
-    return unpack_column("q", value[_PART.size : _PART.size + 8 * _PART.unpack_from(value)[0]])
 
 
 class BookState(NamedTuple):
@@ -286,7 +109,7 @@ class Book(Shelf):
 
     def append(self, seqnum: int, tags: Sequence[str], payload_bytes: int, key_tag: str | None = None) -> None:
         """Add one record. Its seqnum is above all others of the book."""
-        self.whole.add_one(seqnum, len(tags) or _UNTAGGED, payload_bytes)
+        self.whole.add_one(seqnum, len(tags) or UNTAGGED, payload_bytes)
         rows = self.rows
         for tag in tags:
             (rows.get(tag) or Row(self, tag)).append(seqnum)
@@ -309,9 +132,9 @@ class Book(Shelf):
             else:
                 row.extend([first + i for i in indexes])
         if entries == shared * count:
-            marks = array("H", (shared or _UNTAGGED,)) * count
+            marks = array("H", (shared or UNTAGGED,)) * count
         else:
-            marks = array("H", [tag_count or _UNTAGGED for tag_count in chunk.tag_counts()])
+            marks = array("H", [tag_count or UNTAGGED for tag_count in chunk.tag_counts()])
         self.whole.add(range(first, first + count), marks, chunk.payload_bytes)
         self._count(first, first + count - 1, count, entries, chunk.payload_bytes)
 

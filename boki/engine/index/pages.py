@@ -17,7 +17,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from boki.engine.index.book import row_seqnums
+from boki.engine.index.book_row import row_seqnums
 from boki.engine.index.history import OrderHistory
 from boki.engine.index.layout import BOOK_ROWS, TAG_ROWS, after_prefix
 from boki.protocol.effects import Delete, DiskReader, Put
