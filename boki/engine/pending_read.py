@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import Final, NamedTuple
 
-from boki.engine.waiter import Waiter
+from boki.engine.waiter import NOBODY, Waiter
 from boki.errors import DeadlineExceeded
 from boki.log.ids import Term
 from boki.log.metalog import Positions, split_position
@@ -76,6 +76,13 @@ class PendingRead:
         """Go to a stage that the table allows."""
         assert stage in NEXT[self.stage], f"a read that is {self.stage.value} cannot become {stage.value}"
         self.stage = stage
+
+    def end(self) -> None:
+        """It was answered, or its caller has left. The heap of moments may have it until its deadline, so it drops
+        the caller's token, which holds the answer.
+        """
+        self.move(Stage.DONE)
+        self.waiter = NOBODY
 
 
 class Due(IntEnum):

@@ -245,9 +245,10 @@ class Reads:
         self._retries.append((now_us + _RETRY_US, read))
 
     def _finish(self, read: PendingRead, value: Found | Compared | Books | Done | BokiError) -> Ended:
-        read.move(Stage.DONE)
-        self._by_token.pop(read.waiter.token, None)
-        return Ended(read.waiter, value)
+        waiter = read.waiter
+        read.end()
+        self._by_token.pop(waiter.token, None)
+        return Ended(waiter, value)
 
     def give_up(self, token: Token) -> bool:
         """The caller behind that token waits no more: forget its read, without an answer. False: there is none."""
@@ -256,7 +257,7 @@ class Reads:
             return False
         if read.stage is Stage.WATCHING:
             self._forget_watcher(read)
-        read.move(Stage.DONE)
+        read.end()
         return True
 
     # waking up

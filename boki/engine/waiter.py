@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from boki.errors import BokiError
 from boki.log.operations import Appended, Books, Compared, Done, Found
@@ -15,6 +16,10 @@ class Waiter:
 
     book: str | None
     token: Token
+
+
+NOBODY: Final = Waiter(None, None)
+"""In place of a caller that has been answered."""
 
 
 @dataclass(frozen=True, slots=True)

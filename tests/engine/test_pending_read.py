@@ -130,3 +130,16 @@ def test_what_was_answered_is_let_go_long_before_its_deadline() -> None:
     cluster.now_us += 21 * SECOND
     cluster.tick()
     assert all(not cluster.answer(request).slabs for request in still)
+
+
+def test_an_answered_read_drops_its_answer() -> None:
+    """Until its deadline it stays among the moments, with up to a thousand others; its token holds the whole answer."""
+    cluster = Cluster()
+    cluster.until_ready()
+    answered, given_up = cluster.submit(Read("book", wait_us=SECOND)), cluster.submit(Read("book", wait_us=SECOND))
+    cluster.perform("engine-1", cluster.engine.give_up(given_up))
+    cluster.append("a")
+    assert isinstance(cluster.answers[answered].answer, Found)
+    held = {moment.read.waiter.token for moment in cluster.engine.reads._due}
+    assert held
+    assert not held & {answered, given_up}
