@@ -191,24 +191,30 @@ class GroupCommit:
             self._loop.call_soon_threadsafe(callback, *args)
 
     def _commit_for_ever(self) -> None:
-        ends = False
-        while not ends:
-            group = [self._pending.get()]
-            while not self._pending.empty():
-                group.append(self._pending.get())
-            ends = None in group
-            items = [item for part in group if isinstance(part, list) for item in part]
-            try:
-                if items:
-                    took_s = self._write(items)
-                    self._finished.append((items, took_s))
-                    self.tell(self._finish)
-                for part in group:
-                    if callable(part):
-                        part()
-            except Exception as error:  # noqa: BLE001 - rocksdict raises plain Exception for every failure
-                self.fail(error)
-                return
+        while self._commit_next():
+            pass
+
+    def _commit_next(self) -> bool:
+        """Wait for the next jobs of the thread, and do them; False if they are the last.
+
+        A method of its own, so that a thread that waits holds nothing of the last writes, which may be megabytes.
+        """
+        group = [self._pending.get()]
+        while not self._pending.empty():
+            group.append(self._pending.get())
+        items = [item for part in group if isinstance(part, list) for item in part]
+        try:
+            if items:
+                took_s = self._write(items)
+                self._finished.append((items, took_s))
+                self.tell(self._finish)
+            for part in group:
+                if callable(part):
+                    part()
+        except Exception as error:  # noqa: BLE001 - rocksdict raises plain Exception for every failure
+            self.fail(error)
+            return False
+        return None not in group
 
     def _write(self, items: Sequence[_Item]) -> float:
         """Make them durable; the seconds that the sync took."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -77,6 +78,30 @@ def test_effects_leave_only_after_the_sync_and_in_order(tmp_path: Path, gated: t
         gated.gate.set()
         assert [await done.get() for _ in range(4)] == [0, 1, 2, 3]
         assert gated.written == [1, 3]
+        disk.close()
+
+    in_loop(body())
+
+
+class Writes(list[Put | Delete]):
+    """Writes whose end can be seen."""
+
+
+def test_a_disk_that_waits_holds_nothing_of_its_last_writes(tmp_path: Path, gated: type[GatedDb]) -> None:
+    """Those of a checkpoint of the index are megabytes, and the next write may come much later."""
+
+    async def body() -> None:
+        disk = Disk(tmp_path / "d", asyncio.get_running_loop(), on_failure=pytest.fail)
+        gone, done = asyncio.Event(), asyncio.Event()
+        writes = Writes([Put(b"a", b"")])
+        loop = asyncio.get_running_loop()
+        weakref.finalize(writes, loop.call_soon_threadsafe, gone.set)
+        gated.gate.set()
+        disk.store(Store(writes, THEN), lambda _: done.set())
+        del writes
+        async with asyncio.timeout(30):
+            await done.wait()
+            await gone.wait()
         disk.close()
 
     in_loop(body())
