@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import resource
 from contextlib import suppress
+from time import monotonic
 from typing import Final
 
 from boki.log.limits import MIB
@@ -14,6 +16,7 @@ _M_MMAP_THRESHOLD: Final = -3
 _MMAP_BYTES: Final = 1 * MIB
 _TRIM_BYTES: Final = 8 * MIB
 _MANY_FILES: Final = 8192
+_GIVE_BACK_S: Final = 5.0
 
 
 def prepare_process() -> None:
@@ -51,6 +54,23 @@ def give_back_pages() -> None:
     """
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+class FreePages:
+    """Of this process: given back in a thread when much was let go, and never more often than every few seconds.
+
+    It has no timer, so a process that rests is not woken.
+    """
+
+    def __init__(self) -> None:
+        self._not_before_s = 0.0
+
+    def give_back(self) -> None:
+        """Much was let go. Called in the event loop."""
+        now_s = monotonic()
+        if now_s >= self._not_before_s:
+            self._not_before_s = now_s + _GIVE_BACK_S
+            asyncio.get_running_loop().run_in_executor(None, give_back_pages)
 
 
 def _give_back_memory() -> None:

@@ -28,7 +28,7 @@ from boki.engine.server.log_service import LogService
 from boki.engine.server.port import EnginePort, answer_waiter
 from boki.engine.server.remote_requests import EngineService
 from boki.errors import NoSuchFunction
-from boki.host.process import give_back_pages
+from boki.host.process import FreePages
 from boki.log.ids import NodeId
 from boki.log.membership import Member, Role
 from boki.node.console import log_function_line, problem_lines
@@ -52,7 +52,6 @@ _log = logging.getLogger("boki.node")
 _LAST_STEP_S: Final = 3.0
 _FENCE_TIMEOUT_S: Final = 10.0
 _OUTAGE_DRAIN_S: Final = 0.5
-_GIVE_BACK_S: Final = 60.0
 
 
 class EngineIncarnation(RoleIncarnation[EngineNodeConfig]):
@@ -87,6 +86,7 @@ class EngineIncarnation(RoleIncarnation[EngineNodeConfig]):
         """See `RoleIncarnation`."""
         self._ready = asyncio.Event()
         self._saved = asyncio.Event()
+        self._free_pages = FreePages()
         self._closed = asyncio.Event()
         self.port = EnginePort()
         self._members: InstallMembership | None = None
@@ -193,7 +193,6 @@ class EngineIncarnation(RoleIncarnation[EngineNodeConfig]):
             await self._booted.wait()
             self.core = self._bootstrap.engine
         self._make_parts()
-        self.spawn(self._give_back())
         if self.has_slot:
             self.spawn(self._keep_slot())
         else:
@@ -205,12 +204,6 @@ class EngineIncarnation(RoleIncarnation[EngineNodeConfig]):
             await self.calls.start()
         self._is_open = True
         await self.register()
-
-    async def _give_back(self) -> None:
-        """Calls that sleep stay for days between records that have left the cache."""
-        while True:
-            await asyncio.sleep(_GIVE_BACK_S)
-            await asyncio.to_thread(give_back_pages)
 
     async def _offer_index(self) -> None:
         """Let others ask this engine as soon as its index has caught up: its functions may take longer to start."""
@@ -262,6 +255,7 @@ class EngineIncarnation(RoleIncarnation[EngineNodeConfig]):
                 self._ready.set()
             case EngineNews.SAVED:
                 self._saved.set()
+                self._free_pages.give_back()  # of what was written, and of records that have left the cache
             case EngineNews.CLOSED:
                 self._closed.set()
             case EngineNews.FENCED:

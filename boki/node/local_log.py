@@ -25,6 +25,7 @@ from boki.host.data_directory import DataDirectory
 from boki.host.disk import Disk
 from boki.host.host import Host
 from boki.host.links import Links
+from boki.host.process import FreePages
 from boki.host.redo import REDO_PREFIX
 from boki.host.rocksdb import memory_of
 from boki.log.ids import NodeId
@@ -71,6 +72,7 @@ class LocalLog:
         self._disks: dict[str, Disk] = {}
         self._ready = asyncio.Event()
         self._saved = asyncio.Event()
+        self._free_pages = FreePages()
         self._installing: asyncio.Future[View] = self._loop.create_future()
         self._change: TermChange | None = None
         self._unreadable: dict[NodeId, str] = {}
@@ -309,6 +311,7 @@ class LocalLog:
                 self._ready.set()
             case Announce(EngineNews.SAVED):
                 self._saved.set()
+                self._free_pages.give_back()  # of what was written, and of records that have left the cache
                 if not self._unreadable:
                     self._entries.on_saved(self.engine.checkpoints.positions)
             case _:

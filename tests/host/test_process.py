@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import resource
 import subprocess
 import sys
+from queue import Queue
+
+import pytest
+
+from boki.host import process
 
 FILES = """
 import resource
@@ -61,3 +67,22 @@ def test_large_blocks_go_back_to_the_system() -> None:
 def test_pages_between_blocks_that_stay_go_back_when_asked() -> None:
     """Most of the 95 MiB of a cache that has gone, of which glibc by itself keeps all."""
     assert said(PAGES) > 70
+
+
+def test_pages_go_back_when_much_was_let_go_but_not_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loaded engine saves its index many times a minute, and each time what has left its cache is free."""
+    given_back: Queue[None] = Queue()
+    times = iter((100.0, 101.0, 104.9, 105.0, 109.9))
+    monkeypatch.setattr(process, "monotonic", lambda: next(times))
+    monkeypatch.setattr(process, "give_back_pages", lambda: given_back.put(None))
+
+    async def body(count: int) -> None:
+        for _ in range(count):
+            pages.give_back()
+        await asyncio.get_running_loop().shutdown_default_executor()
+
+    pages = process.FreePages()
+    asyncio.run(body(3))
+    assert given_back.qsize() == 1
+    asyncio.run(body(2))
+    assert given_back.qsize() == 2
