@@ -8,6 +8,7 @@ while nothing comes for them: here each is one entry of a table that the index l
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 import msgspec
 
@@ -17,9 +18,14 @@ from boki.log.ids import MAX_SEQNUM
 from boki.log.operations import Done
 from boki.protocol.effects import Token
 
+_ANY: Final = 1
+"""No record has the seqnum 0."""
+
 
 class _Watch(msgspec.Struct, eq=False, gc=False):
-    """The least seqnum that is waited for, and the shell's token."""
+    """The least seqnum that is waited for, and the shell's token. Of a watch for any record, as those of workflows that
+    only sleep, the token alone is kept.
+    """
 
     min_seqnum: int
     token: Token
@@ -30,7 +36,7 @@ class Watches:
 
     def __init__(self, index: Index) -> None:
         self._index = index
-        self._rows: dict[str, dict[str, _Watch | list[_Watch]]] = {}
+        self._rows: dict[str, dict[str, Token | _Watch | list[_Watch]]] = {}
         index.watched += (self._rows,)
 
     @property
@@ -43,8 +49,11 @@ class Watches:
         if self._has(book, tag, min_seqnum):
             return [Ended(Waiter(book, token), Done())]
         tags = self._rows.setdefault(book, {})
-        watch, others = _Watch(min_seqnum, token), _all(tags.get(tag))
-        tags[tag] = [*others, watch] if others else watch
+        others = _all(tags.get(tag))
+        if others:
+            tags[tag] = [*others, _Watch(min_seqnum, token)]
+        else:
+            tags[tag] = _Watch(min_seqnum, token) if min_seqnum > _ANY else token
         return []
 
     def remove(self, book: str, tag: str, token: Token) -> None:
@@ -72,8 +81,10 @@ class Watches:
         return len(self._index.page(book, tag, min_seqnum, MAX_SEQNUM, 1)) > 0
 
 
-def _all(waiting: _Watch | list[_Watch] | None) -> Sequence[_Watch]:
+def _all(waiting: Token | _Watch | list[_Watch] | None) -> Sequence[_Watch]:
     """All watches of a row: most have one, without a list."""
     if waiting is None:
         return ()
-    return waiting if isinstance(waiting, list) else (waiting,)
+    if isinstance(waiting, list):
+        return waiting
+    return (waiting if isinstance(waiting, _Watch) else _Watch(_ANY, waiting),)

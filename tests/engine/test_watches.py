@@ -89,3 +89,18 @@ def test_watches_outlive_a_change_of_terms(cluster: Cluster) -> None:
     for number in range(8):
         cluster.wait(cluster.append("a", book=f"book-{number}"))
     assert set(tokens) <= cluster.answers.keys()
+
+
+def test_of_a_watch_for_any_record_only_the_token_is_kept(cluster: Cluster) -> None:
+    """A hundred thousand workflows sleep: of each it is one entry of a table. With others it answers the same."""
+    tokens = [watch(cluster, f"inbox:{number}", min_seqnum=number % 2) for number in range(3)]
+    assert list(cluster.engine.watches._rows["book"].values()) == tokens
+    other = watch(cluster, "inbox:0", min_seqnum=2)
+    assert cluster.engine.watches.count == 4
+    cluster.engine.watches.remove("book", "inbox:1", tokens[1])
+    cluster.append("a", tags=("inbox:0", "inbox:1"))
+    assert {tokens[0], other} <= cluster.answers.keys()
+    cluster.append("b", tags=("inbox:2",))
+    assert tokens[2] in cluster.answers
+    assert tokens[1] not in cluster.answers
+    assert not any(cluster.engine.index.watched)
