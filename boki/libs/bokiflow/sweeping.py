@@ -105,16 +105,22 @@ async def sweep(logbook: LogBook, tag: str, trim_us: int, forget_us: int, trimme
 
 
 async def _ended_before(logbook: LogBook, tag: str, start: int, until_us: int) -> AsyncIterator[list[Record]]:
-    """Pages of the records of a tag that are older than that."""
-    while True:
-        read = partial(logbook.read, tag, start=start, limit=_PAGE)
-        page = await until_answered(read, "ended workflows", _TRIES)
-        old = [record for record in page.records if record.time < until_us]
+    """The records of a tag that are older than that, many at a time.
+
+    A page that is read may have few records long before the end: those whose bytes had left the cache end it.
+    """
+    is_end = False
+    while not is_end:
+        old: list[Record] = []
+        while len(old) < _PAGE and not is_end:
+            read = partial(logbook.read, tag, start=start, limit=_PAGE - len(old))
+            page = await until_answered(read, "ended workflows", _TRIES)
+            older = [record for record in page.records if record.time < until_us]
+            is_end = page.is_end or len(older) < len(page.records)
+            start = page.next_start
+            old += older
         if old:
             yield old
-            start = old[-1].next_seqnum
-        if len(old) < _PAGE:
-            return
 
 
 async def _leave(logbook: LogBook, records: list[Record], until_us: int, *, is_forgotten: bool) -> None:

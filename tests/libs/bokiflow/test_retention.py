@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 import boki.testing
-from boki import ConditionFailed, ConfigError, Expect, FunctionFailed, InvalidArgument
+from boki import ConditionFailed, ConfigError, Expect, FunctionFailed, InvalidArgument, LogBook, Page, Record
 from boki.libs.bokiflow import flow, step, workflow
 from boki.libs.bokiflow.handles import Handle
 from boki.libs.bokiflow.records import Began, Entry, encode_entry, inbox_tag, journal_tag
 from boki.libs.bokiflow.replaying import read_history
-from boki.libs.bokiflow.sweeping import place_of
+from boki.libs.bokiflow.sweeping import _ended_before, place_of
 
 pytestmark = pytest.mark.usefixtures("each_mode")
 
@@ -233,3 +233,25 @@ def test_what_is_refused() -> None:
     for options in ({"keep_s": 0}, {"keep_s": "long"}, {"continue_after": 0}):
         with pytest.raises((ConfigError, InvalidArgument)):
             workflow(**options)(nothing)  # type: ignore[call-overload]
+
+
+class OneByOne:
+    """A LogBook none of whose records are in the cache, so that its pages have one record each."""
+
+    def __init__(self, times: list[int]) -> None:
+        self.records = [Record(number + 1, ("tag",), b"", None, time) for number, time in enumerate(times)]
+
+    async def read(self, _tag: str, *, start: int, limit: int) -> Page:
+        assert limit > 0
+        first, *others = [record for record in self.records if record.seqnum >= start]
+        return Page([first], first.next_seqnum, is_end=not others)
+
+
+@pytest.mark.parametrize(("until_us", "count"), [(0, 0), (4, 3), (100, 5)])
+async def test_all_that_is_old_is_looked_at_however_short_the_pages_are(until_us: int, count: int) -> None:
+    """A short page was taken for the end: one look in two seconds, of some records, fell behind where some hundred
+    workflows end in a second."""
+    logbook = OneByOne([1, 2, 3, 4, 5])
+    pages = _ended_before(cast("LogBook", logbook), "tag", 0, until_us)
+    found = [[record.seqnum for record in page] async for page in pages]
+    assert found == ([list(range(1, count + 1))] if count else [])
