@@ -11,6 +11,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,6 +35,7 @@ _REST_S: Final = 35.0
 
 def flow_sleepers(options: Options, step: Step) -> Iterator[Row]:
     """A row a fifth: the growth of the engine's process, and how much of it the index and the record cache count."""
+    options = replace(options, is_cluster=True, is_separate=True, replicas=1)
     with (
         tempfile.TemporaryDirectory(prefix="boki-bench-", dir=options.folder) as folder,
         Child(_config(options, Path(folder, "data"))).start() as child,
