@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 import resource
 from contextlib import suppress
+from threading import Thread
 from time import monotonic
 from typing import Final
 
@@ -66,11 +66,11 @@ class FreePages:
         self._not_before_s = 0.0
 
     def give_back(self) -> None:
-        """Much was let go. Called in the event loop."""
+        """Much was let go."""
         now_s = monotonic()
         if now_s >= self._not_before_s:
             self._not_before_s = now_s + _GIVE_BACK_S
-            asyncio.get_running_loop().run_in_executor(None, give_back_pages)
+            Thread(target=give_back_pages, name="free pages", daemon=True).start()
 
 
 def _give_back_memory() -> None:

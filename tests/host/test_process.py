@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import resource
 import subprocess
 import sys
 from queue import Queue
+from threading import Thread
+from typing import ClassVar
 
 import pytest
 
@@ -69,20 +70,26 @@ def test_pages_between_blocks_that_stay_go_back_when_asked() -> None:
     assert said(PAGES) > 70
 
 
+class Kept(Thread):
+    """A thread that a test can wait for."""
+
+    all: ClassVar[list[Thread]] = []
+
+    def start(self) -> None:
+        self.all.append(self)
+        super().start()
+
+
 def test_pages_go_back_when_much_was_let_go_but_not_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loaded engine saves its index many times a minute, and each time what has left its cache is free."""
     given_back: Queue[None] = Queue()
     times = iter((100.0, 101.0, 104.9, 105.0, 109.9))
     monkeypatch.setattr(process, "monotonic", lambda: next(times))
     monkeypatch.setattr(process, "give_back_pages", lambda: given_back.put(None))
-
-    async def body(count: int) -> None:
-        for _ in range(count):
-            pages.give_back()
-        await asyncio.get_running_loop().shutdown_default_executor()
-
+    monkeypatch.setattr(process, "Thread", Kept)
     pages = process.FreePages()
-    asyncio.run(body(3))
-    assert given_back.qsize() == 1
-    asyncio.run(body(2))
+    for _ in range(5):
+        pages.give_back()
+    for thread in Kept.all:
+        thread.join(30)
     assert given_back.qsize() == 2
