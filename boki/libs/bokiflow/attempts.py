@@ -1,12 +1,14 @@
 """Carries out one call of a step: its attempts, one after the other, until one counts.
 
 An attempt runs in the worker's own loop (an `async def` step) or in a thread (a `def` step), where everything is
-allowed. It ends with a value, an error, or by timing out; then the step's policy decides about another one.
+allowed. It ends with a value, an error, or by timing out; then the step's policy decides about another one. An
+`async def` step that awaits nothing runs without a task: a task costs two turns of the loop.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dis
 import inspect
 from collections.abc import Callable, Coroutine
 from contextvars import Context as Variables
@@ -29,12 +31,21 @@ _ENTRY_BYTES: Final = 4_096
 _ATOMS: Final = frozenset((str, bytes, int, float, bool, type(None)))
 """Types of arguments that nobody can change."""
 
+_CANCELLED: Final = "the step cancelled itself, or what it awaited was cancelled"
+
 Ended = Callable[["Attempts", Result], None]
 Waiting = Callable[[], None]
 Beating = Callable[["Attempts", Payload], None]
 
 
 _is_async: Final = lru_cache(maxsize=1_024)(inspect.iscoroutinefunction)
+
+
+@lru_cache(maxsize=1_024)
+def _awaits_nothing(body: Callable[..., Any]) -> bool:
+    """Whether it is an `async def` whose code has no `await`, `async for` or `async with`: it ends where it begins."""
+    code = getattr(body, "__code__", None) if _is_async(body) else None
+    return code is not None and all(instruction.opname != "SEND" for instruction in dis.get_instructions(code))
 
 
 class _Exit:
@@ -50,6 +61,23 @@ async def _contained(body: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         return await body()
     except SystemExit as error:
         return _Exit(error)
+
+
+def _run_at_once(
+    body: Callable[..., Coroutine[Any, Any, Any]], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, BaseException | None]:
+    """What a step that awaits nothing has returned, and what it has raised, as its task would have it."""
+    try:
+        body(*args, **kwargs).send(None)
+    except StopIteration as end:
+        return end.value, None
+    except KeyboardInterrupt:
+        raise
+    except asyncio.CancelledError:
+        return None, asyncio.CancelledError(_CANCELLED)
+    except BaseException as error:  # noqa: BLE001 - it is the user's, and the step's end
+        return None, error
+    raise AssertionError("its code awaits nothing")
 
 
 class Attempts:
@@ -77,6 +105,7 @@ class Attempts:
         "command",
         "count",
         "due_us",
+        "ends_at_once",
         "most_bytes",
         "work",
     )
@@ -113,6 +142,8 @@ class Attempts:
         """Of what a record holds of a result, a failure or a heartbeat."""
         self.due_us = 0
         """When the next attempt is due; 0: it is not waited for."""
+        self.ends_at_once = work.step.options.timeout_s is None and _awaits_nothing(work.step.body)
+        """Whether an attempt runs to its end where it begins, so that the body of the workflow must be able to run."""
         self._failure: Failure | None = None
         self._future: asyncio.Future[Any] | None = None
         self._timer: FlowTimer | None = None
@@ -161,9 +192,12 @@ class Attempts:
         context = self._context.copy()
         context.run(self._enter)
         args, kwargs = self.work.args, self.work.kwargs
-        if kwargs or any(type(argument) not in _ATOMS for argument in args):
+        if kwargs or not _ATOMS.issuperset(map(type, args)):
             # What a step changes of its arguments is not in its record: another attempt, or a replay, does not see it.
             args, kwargs = deepcopy((args, kwargs))
+        if self.ends_at_once:
+            self._settle(*context.run(_run_at_once, step.body, args, kwargs))
+            return
         if _is_async(step.body):
             coroutine = _contained(partial(step.body, *args, **kwargs))
             future: asyncio.Future[Any] = self._loop.create_task(coroutine, context=context)
@@ -214,19 +248,22 @@ class Attempts:
             if not future.cancelled() and future.done():
                 future.exception()  # nobody wants to know
             return
-        step = self.work.step
         if self._is_late:
-            error: BaseException = TimeoutError(f"the attempt took more than {step.options.timeout_s:g} s")
+            self._failed(TimeoutError(f"the attempt took more than {self.work.step.options.timeout_s:g} s"))
         elif future.cancelled():
-            error = asyncio.CancelledError("the step cancelled itself, or what it awaited was cancelled")
+            self._failed(asyncio.CancelledError(_CANCELLED))
         else:
-            found = future.exception()
-            result = future.result() if found is None else found
-            if found is None and not isinstance(result, _Exit):
-                self._ended(self, step.encode(result))
-                return
-            error = result.error if isinstance(result, _Exit) else result
-        self._failed(error)
+            error = future.exception()
+            self._settle(future.result() if error is None else None, error)
+
+    def _settle(self, result: Any, error: BaseException | None) -> None:
+        """The attempt has returned, or raised."""
+        if isinstance(result, _Exit):
+            error = result.error
+        if error is None:
+            self._ended(self, self.work.step.encode(result))
+        else:
+            self._failed(error)
 
     def _failed(self, error: BaseException) -> None:
         step = self.work.step

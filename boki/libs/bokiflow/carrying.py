@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from contextvars import Context as Variables
+from functools import partial
 from typing import Any, Final, Protocol, assert_never
 
 from boki import BokiError, Context
@@ -22,8 +23,10 @@ from boki.libs.bokiflow.hooks import hooks
 from boki.libs.bokiflow.journal import JournalWriter
 from boki.libs.bokiflow.keeping import Keeper
 from boki.libs.bokiflow.machine import Command, Machine
-from boki.libs.bokiflow.records import Beat, Fact, Intended, Result
+from boki.libs.bokiflow.mailbox import note_of_answer
+from boki.libs.bokiflow.records import Beat, Fact, Intended, Result, Retrying, inbox_tag
 from boki.libs.bokiflow.work import CallWork, StepWork, Works
+from boki.libs.fold.retrying import until_decided
 
 _AGAIN_US: Final = 300_000
 """How long after a call that could not be made it is tried again."""
@@ -75,6 +78,8 @@ class Carrier:
         self._loop = asyncio.get_running_loop()
         self.steps: dict[int, Attempts] = {}
         """Steps under way, or between two attempts."""
+        self.quick: deque[Attempts] = deque()
+        """Those of them that run to their ends where they begin: see `run_next`."""
         self.calls: dict[int, asyncio.Task[Result]] = {}
         """Calls under way."""
         self.held: deque[tuple[int, Command]] = deque()
@@ -86,6 +91,30 @@ class Carrier:
         """Whether nothing is under way that would run again in another execution."""
         is_about_to_begin = any(command.is_begun for _, command in self.held)
         return not self.calls and not self.steps and not is_about_to_begin
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the body of a step runs now, or is about to."""
+        return bool(self.quick) or any(attempts.is_running for attempts in self.steps.values())
+
+    @property
+    def attempt_count(self) -> int:
+        """How many attempts were begun at the steps that are under way."""
+        return sum(attempts.count for attempts in self.steps.values())
+
+    @property
+    def next_due_us(self) -> int:
+        """When the next timer or attempt is due; 0: none is."""
+        due = self._machine.due_timer()
+        times = [due[0]] if due is not None else []
+        times += [attempts.due_us for attempts in self.steps.values() if attempts.due_us]
+        return min(times, default=0)
+
+    @property
+    def retrying(self) -> list[Retrying]:
+        """What is to be recorded, so that another run continues after the attempts of this one."""
+        found = (attempts.retrying() for attempts in self.steps.values())
+        return [retrying for retrying in found if retrying is not None]
 
     def release(self) -> None:
         """Begin what was held until the journal was durable this far."""
@@ -101,6 +130,7 @@ class Carrier:
             if future is not None:
                 self._ending.add(future)
         self.steps.clear()
+        self.quick.clear()
         for task in self.calls.values():
             task.cancel()
             self._ending.add(task)
@@ -157,7 +187,32 @@ class Carrier:
             command, work, key, self._clock, self._outer, ended, self._shell.turn, beating, self._ctx, self._loop
         )
         self.steps[command.n] = attempts
-        attempts.begin()
+        if attempts.ends_at_once:
+            self.quick.append(attempts)
+        else:
+            attempts.begin()
+
+    def run_next(self) -> bool:
+        """Run the next step that ends where it begins, with what the body does then; False if there is none.
+
+        Only after all that the body has started was launched: else the rest would wait for the record of this step.
+        """
+        while self.quick:
+            attempts = self.quick.popleft()
+            if self.steps.get(attempts.command.n) is attempts:  # else the body does not want it any more
+                attempts.begin()
+                return True
+        return False
+
+    async def answer(self) -> None:
+        """Send the answers to updates; under keys, because a replay makes them again."""
+        answers, self._machine.mailbox.answers = self._machine.mailbox.answers, []
+        logbook, flow_id = self._ctx.logbook, self._ctx.invocation_id
+        for answer in answers:
+            key = f"flow-answer:{flow_id}:{answer.id}"
+            note = note_of_answer(answer, logbook.session.caller.limits.record_bytes)
+            append = partial(logbook.append, note, [inbox_tag(flow_id)], key=key)
+            await until_decided(append, f"an answer of workflow {flow_id}")
 
     def stop(self, command: Command) -> None:
         """The body does not want it any more."""

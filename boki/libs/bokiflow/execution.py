@@ -15,7 +15,6 @@ import asyncio
 from contextlib import suppress
 from contextvars import Context as Variables
 from contextvars import copy_context
-from functools import partial
 from random import Random
 from typing import Any, Final
 
@@ -32,7 +31,6 @@ from boki.libs.bokiflow.inbox import InboxReader, Letter
 from boki.libs.bokiflow.journal import JournalWriter
 from boki.libs.bokiflow.keeping import Keeper
 from boki.libs.bokiflow.locks.watching import watch
-from boki.libs.bokiflow.mailbox import note_of_answer
 from boki.libs.bokiflow.records import (
     CancelRequested,
     Done,
@@ -46,7 +44,6 @@ from boki.libs.bokiflow.records import (
 )
 from boki.libs.bokiflow.replaying import prepared, replay
 from boki.libs.bokiflow.work import CallWork
-from boki.libs.fold.retrying import until_decided
 
 WRITER_NAMES: Final = Random()
 """Draws the number by which an execution signs its records: a simulation seeds it."""
@@ -56,6 +53,9 @@ _WATCHED: Final = 12
 """Maximum number of locks of which a suspended run watches the workflow in front."""
 _LINGER_US: Final = 300_000
 """How long a run waits for something to happen before it is suspended."""
+_SLICE_US: Final = 1_000
+_SLICE_STEPS: Final = 16
+"""After this time, or this many of them, steps that await nothing let the other tasks of the worker run."""
 TRIED: Final = "to be accepted first"
 
 
@@ -107,6 +107,7 @@ class Execution:
         self._listen_timer: FlowTimer | None = None
         self._rest_timer: FlowTimer | None = None
         self._is_paused = ""
+        self._is_turning = False
         self._events = 0
         """Counts what has happened, to notice that nothing has."""
         self._suspend: Suspend | None = None
@@ -197,7 +198,8 @@ class Execution:
             self._ask()
             return
         self.machine.go_live()
-        self._listen_timer = self._clock.call_at(self._clock.now_us() + _LISTEN_US, self.inbox.follow)
+        if not self._is_tried:  # a try ends long before, and reads nothing
+            self._listen_timer = self._clock.call_at(self._clock.now_us() + _LISTEN_US, self.inbox.follow)
         self._deliver()
         self.turn()
 
@@ -243,18 +245,40 @@ class Execution:
         self.machine.deliver(*letter)
 
     def turn(self) -> None:
-        """After every event: carry out what the body has started, and see whether it has ended."""
+        """After every event: carry out what the body has started, and see whether it has ended.
+
+        Steps that await nothing run in here, one after the other, until the worker's other tasks are to have a turn.
+        """
+        if self._is_turning:
+            return  # the loop below looks at it
+        quick = self._carrier.quick
+        self._is_turning = True
+        try:
+            self._look()
+            until_us = quick[0].began_us + _SLICE_US if quick else 0
+            for _ in range(_SLICE_STEPS):
+                if not quick or quick[0].began_us > until_us or self._ended.done() or not self._carrier.run_next():
+                    break
+                self._look()
+        finally:
+            self._is_turning = False
+        if quick and not self._ended.done():
+            self._loop.call_soon(self.turn)
+
+    def _look(self) -> None:
         machine = self.machine
         if self._ended.done():
             return
         if machine.diverged is not None:
             self.end()
             return
-        for mark in machine.take_marks():
-            self.journal.add(mark, machine.seen, machine.now_us, machine.began_us)
-        for command in machine.take_stopped():
-            self._carrier.stop(command)
-        if not self._is_paused:
+        if machine.marks:
+            for mark in machine.take_marks():
+                self.journal.add(mark, machine.seen, machine.now_us, machine.began_us)
+        if machine.stopped:
+            for command in machine.take_stopped():
+                self._carrier.stop(command)
+        if machine.started and not self._is_paused:
             for command in machine.take_started():
                 if self._is_tried and not command.work.is_pure:
                     self.give_way()
@@ -278,6 +302,8 @@ class Execution:
                 self.end()
             return
         self.journal.flush_firm()
+        if self._carrier.quick:
+            return  # there is more to look at
         if machine.mailbox.is_listening:
             self.inbox.follow()
         self._arm()
@@ -348,13 +374,13 @@ class Execution:
         if not self._is_paused:
             self._carrier.release()
         self._send_answers()
-        if self.machine.is_over or (self._rest_timer is None and self._is_idle):
+        if self.machine.is_over or self._carrier.quick or (self._rest_timer is None and self._is_idle):
             self._loop.call_soon(self.turn)
 
     def _send_answers(self) -> None:
         """Answer updates once what they were answered with is certain."""
         if self.machine.mailbox.answers and self.journal.is_firm:
-            self._spawn(self._answer())
+            self._spawn(self._carrier.answer())
 
     def _spawn(self, work: Any) -> None:
         task: asyncio.Task[None] = self._loop.create_task(work)
@@ -367,16 +393,6 @@ class Execution:
             self.end(error)
         else:
             self.turn()
-
-    async def _answer(self) -> None:
-        """Send the answers to updates; under keys, because a replay makes them again."""
-        answers, self.machine.mailbox.answers = self.machine.mailbox.answers, []
-        logbook = self._ctx.logbook
-        for answer in answers:
-            key = f"flow-answer:{self._id}:{answer.id}"
-            note = note_of_answer(answer, logbook.session.caller.limits.record_bytes)
-            append = partial(logbook.append, note, [inbox_tag(self._id)], key=key)
-            await until_decided(append, f"an answer of workflow {self._id}")
 
     # timers and rest
 
@@ -404,7 +420,7 @@ class Execution:
         """Whether there is nothing to do but to wait."""
         if (self._carrier.held and not self._is_paused) or self._keeper.is_busy:
             return False
-        if any(attempts.is_running for attempts in self._carrier.steps.values()) or self._background:
+        if self._carrier.is_running or self._background:
             return False
         return self.journal.is_firm and not self.machine.is_over
 
@@ -418,7 +434,7 @@ class Execution:
             self._rest_timer = None
             if self._ended.done() or not self._is_idle:
                 return
-            due_us = self._next_due_us()
+            due_us = self._carrier.next_due_us
             now_us = self._clock.now_us()
             if self._events != events or (due_us and due_us <= now_us + _LINGER_US and not self._is_paused):
                 self._plan_rest()
@@ -428,17 +444,6 @@ class Execution:
         linger_us = 0 if self._is_paused else _LINGER_US
         self._rest_timer = self._clock.call_at(self._clock.now_us() + linger_us, look)
 
-    def _next_due_us(self) -> int:
-        """When the next timer or attempt is due; 0: none is."""
-        due = self.machine.due_timer()
-        times = [due[0]] if due is not None else []
-        times += [attempts.due_us for attempts in self._carrier.steps.values() if attempts.due_us]
-        return min(times, default=0)
-
-    @property
-    def _attempt_count(self) -> int:
-        return sum(attempts.count for attempts in self._carrier.steps.values())
-
     async def _try_to_rest(self) -> None:
         """Suspend the call. What cannot be found out now, such as of a call whose start is under way, may be later."""
         with suppress(BokiError):
@@ -446,11 +451,10 @@ class Execution:
 
     async def _rest(self) -> None:
         """Suspend the call, if still nothing has happened when all that this needs is done."""
-        events, attempt_count = self._events, self._attempt_count
+        events, attempt_count = self._events, self._carrier.attempt_count
         machine, journal = self.machine, self.journal
-        for attempts in self._carrier.steps.values():
-            if (retrying := attempts.retrying()) is not None:
-                journal.add(retrying, machine.seen, machine.now_us, machine.began_us)
+        for retrying in self._carrier.retrying:
+            journal.add(retrying, machine.seen, machine.now_us, machine.began_us)
         journal.begin(machine.seen, machine.now_us, machine.began_us)
         journal.flush()
         await journal.rest()
@@ -478,9 +482,9 @@ class Execution:
             return
         if self._keeper.is_busy:  # what had come before this began made the body ask, and it has no answer yet
             return
-        if self._attempt_count != attempt_count:  # the log was slow, and an attempt was due meanwhile
+        if self._carrier.attempt_count != attempt_count:  # the log was slow, and an attempt was due meanwhile
             return
-        wake_us = 0 if self._is_paused else self._next_due_us()
+        wake_us = 0 if self._is_paused else self._carrier.next_due_us
         note = ", ".join(found.note(key) for key, found in ahead)
         note = f"paused: {self._is_paused}" if self._is_paused else note
         self._suspend = Suspend(wake_us, wakes, note[:200])

@@ -41,6 +41,8 @@ class Scopes:
 
     def at(self, n: int) -> str:
         """The scope of command number `n`."""
+        if len(self.parts) == 1:
+            return self.parts[0][1]
         return next(scope for first, scope in reversed(self.parts) if first <= n or not first)
 
 

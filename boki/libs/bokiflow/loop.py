@@ -20,7 +20,6 @@ import sys
 from asyncio import events
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
-from contextlib import suppress
 from contextvars import Context
 from typing import Any, Final, NoReturn, TypeVar, TypeVarTuple
 
@@ -98,8 +97,10 @@ class FlowLoop(asyncio.AbstractEventLoop):
             while ready:
                 handle = ready.popleft()
                 if not handle._cancelled:  # noqa: SLF001
-                    with suppress(SystemExit):  # the task has it as its error: it ends the workflow, no other one
+                    try:
                         handle._run()  # noqa: SLF001
+                    except SystemExit:
+                        continue  # the task has it as its error: it ends the workflow, no other one
         finally:
             sys.set_asyncgen_hooks(*outer_hooks)
             events._set_running_loop(outer)  # noqa: SLF001

@@ -154,9 +154,10 @@ async def _attend(ctx: Context, workflow: Limited, what: str) -> Any:
 async def _clean_up(ctx: Context, workflow: Runnable, body: Body) -> None:
     """The workflow is about to end: so do its children, and histories that are old enough."""
     _check_try(ctx, needs_log=bool(body.children))
-    calling = Calling(ctx, body.scopes)
-    for work in body.children.values():
-        await calling.close(work)
+    if body.children:
+        calling = Calling(ctx, body.scopes)
+        for work in body.children.values():
+            await calling.close(work)
     ctx.logbook.session.shared(Sweeps).workflow_ended(ctx, kept_s(ctx, workflow.keep_s))
 
 
