@@ -82,13 +82,12 @@ def encode_chunk(book: str, groups: Iterable[Group]) -> bytes:
     for group in groups:
         for expect in group.when:
             conditions.append(_CONDITION.pack(len(entries), _number(numbers, expect.tag), expect.number))
-        flags = 0
+        keys = [] if group.key is None else [_number(numbers, KEY_TAG_PREFIX + group.key)]
+        flags, own, last = KEYED if keys else 0, keys, None
         for data, names in group.records:
-            if group.key is not None:
-                flags |= KEYED
-                tags.append(_number(numbers, KEY_TAG_PREFIX + group.key))
-            for name in names:
-                tags.append(_number(numbers, name))
+            if names is not last:  # records of one journal share theirs
+                last, own = names, keys + [_number(numbers, name) for name in names]
+            tags += own
             end += len(data)
             payloads.append(data)
             entries.append(_ENTRY.pack(end, len(tags), crc32(data), flags))
@@ -443,7 +442,7 @@ class Chunk:
         if flags_seen & ~(JOINED | KEYED | FREED) or 0 in joined:
             raise CorruptData(f"flags {flags_seen:#x} are unknown, or the first record joins a group before it")
         keys = {n for n, name in enumerate(strings) if name.startswith(KEY_TAG_PREFIX)}
-        if keys or flags_seen & (KEYED | JOINED):
+        if keys or flags_seen & KEYED:
             self._verify_keys(keys, tags)
         for i, n, number in _CONDITION.iter_unpack(self.buffer[self._columns[5] : self._columns[6]]):
             if i >= self.count or i in joined or n >= len(strings) or n in keys:

@@ -223,12 +223,13 @@ class CallBook:
         """Log the acceptance and the end of a call as neighbours, under the key, or else if its id has no record yet;
         what its run has left goes into the same batch. False: the key or the id is taken, or the end does not fit.
         """
-        if self._fitting(end) is not end:
+        ended = CODEC.encode(end)
+        if len(ended) > self._limits.record_bytes:
             return False
         tag = id_tag(entry.call.id)
         records = [
             (CODEC.encode(entry), [tag, *acceptance_tags(entry)]),
-            (CODEC.encode(end), [tag, *end_tags(end)]),
+            (ended, [tag, *end_tags(end)]),
         ]
         group = many_records(records, (Expect(tag, 0),) if key is None else (), key, self._limits)
         beside = asyncio.ensure_future(self.append_beside(appends))

@@ -394,7 +394,8 @@ class Ledger(Learner[CallEntry]):
     def _apply(self, entry: CallEntry, seqnum: int, record_time_us: int) -> None:
         match entry:
             case Accepted():
-                self._wait(waiting_of(entry, seqnum, record_time_us))
+                if self._over.get(entry.call.id, -1) < seqnum:  # else it has ended with its acceptance, or since
+                    self._wait(waiting_of(entry, seqnum, record_time_us))
             case Started() | Retrying() | Suspended():
                 self._wait(went_on(self.waiting.get(entry.id), entry, seqnum, record_time_us))
             case Finished():

@@ -297,12 +297,12 @@ class Row:
 
     def _read_after(self, seqnum: int, low: int, high: int) -> Part:
         """The gap from `low` until `high`, from where it concerns `seqnum`, until there is enough for a part."""
-        start = low
-        if seqnum > low:
-            start = next((at for at, _ in self._scan(low, seqnum + 1, backward=True)), low)
+        first = next((at for at, _ in self._scan(low, seqnum + 1, backward=True)), None) if seqnum > low else low
+        start = low if first is None else first
         found: list[tuple[int, bytes]] = []
         size = 0
-        for at, value in self._scan(start, high):
+        is_new = first is None and seqnum + 1 >= high  # nothing is left to look at
+        for at, value in () if is_new else self._scan(start, high):
             if size >= _READ_BYTES and at > seqnum:
                 return self._join(start, at, found)
             found.append((at, value))
