@@ -92,7 +92,8 @@ NEXT: Final[dict[tuple[Phase, str], Phase]] = {
 class ControllerConfig:
     """How patient a controller is. Times in microseconds."""
 
-    ping_interval_us: int = 100_000
+    ping_interval_us: int = REST_US // 4
+    """On every fourth ping cores that rest are ticked, too, so that an idle process is woken once for both."""
     failure_timeout_us: int = 500_000
     """A node that answers no ping for this long is taken for dead; sealing by mistake costs a pause, never data."""
     fence_grace_us: int = 10_000_000
@@ -210,12 +211,12 @@ class ControllerCore:
         return effects
 
     def rests_until(self, now_us: int) -> int:
-        """See `boki.protocol.effects.Resting`: one that leads does until the next ping."""
+        """See `boki.protocol.effects.Resting`: one that leads does until it pings or judges."""
         match self.phase:
             case Phase.FOLLOWING:
-                return now_us + REST_US
+                return now_us + REST_US // 2
             case Phase.WATCHING if self.chain:
-                return self.heartbeats.ping_at
+                return self.heartbeats.rests_until()
             case _:
                 return now_us
 

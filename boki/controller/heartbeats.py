@@ -18,12 +18,13 @@ from typing import Final
 from boki.log.ids import NodeId, Term
 from boki.log.metalog import Positions
 from boki.log.view import View
+from boki.protocol.beats import EARLY_US
 from boki.protocol.effects import Effect, Send
 from boki.protocol.messages import Ping, Pong
 
 _WIDE_ROUNDS: Final = 5
 _AWAKE_US: Final = 200_000
-"""Ticks come every 50 ms; of the time between two of them no more than this counts."""
+"""Ticks come every 50 to 125 ms; of the time between two of them no more than this counts."""
 
 
 @dataclass(slots=True)
@@ -47,8 +48,7 @@ class Heartbeats:
         self._timeout_us = timeout_us
         self._pulses: dict[NodeId, Pulse] = {}
         self._round = 0
-        self.ping_at = 0
-        """When the next pings are due."""
+        self._ping_at = 0
         self._ticked_at = 0
 
     def tick(self, processes: Mapping[NodeId, NodeId], now_us: int, *, leads: bool) -> list[Effect]:
@@ -59,9 +59,9 @@ class Heartbeats:
                 pulse.unanswered_since = pulse.unanswered_since and pulse.unanswered_since + asleep_us
                 pulse.idle_since = pulse.idle_since and pulse.idle_since + asleep_us
         self._ticked_at = now_us
-        if now_us < self.ping_at:
+        if now_us < self._ping_at - EARLY_US:
             return []
-        self.ping_at = now_us + self._interval_us
+        self._ping_at = now_us + self._interval_us
         is_wide = self._round % _WIDE_ROUNDS == 0
         self._round += 1
         self._pulses = {node: self._pulses.get(node) or Pulse() for node in processes}
@@ -80,6 +80,11 @@ class Heartbeats:
             unanswered_us = now_us - pulse.unanswered_since if pulse.unanswered_since else 0
             is_silent = unanswered_us >= self._timeout_us or face.silent_since
             pulse.silent_since = (pulse.silent_since or now_us) if is_silent else 0
+
+    def rests_until(self) -> int:
+        """When the next pings are due, or a node that does not answer until then is silent, if that is earlier."""
+        unanswered = [pulse.unanswered_since for pulse in self._pulses.values() if pulse.unanswered_since]
+        return min(self._ping_at, min(unanswered, default=self._ping_at) + self._timeout_us)
 
     def hear(self, node: NodeId, pong: Pong) -> None:
         """A node lives."""

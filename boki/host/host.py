@@ -17,6 +17,7 @@ from boki.host.clock import beat_delay_s, now_us
 from boki.host.disk import Disk
 from boki.host.links import NodeLinks
 from boki.log.ids import NodeId
+from boki.protocol.beats import EARLY_US
 from boki.protocol.effects import (
     REST_US,
     Announce,
@@ -42,7 +43,7 @@ from boki.protocol.output_commit import IN_LOG, holds, split_early
 _log = logging.getLogger("boki.host")
 
 TICK_S = 0.05
-_REST_S: Final = REST_US / 1_000_000
+_RESTS_US: Final = (REST_US, REST_US // 2, REST_US // 4)
 _PATIENT: Final = (Note, IndexBatch)
 """Classes of what may wait for the next message or tick."""
 
@@ -76,6 +77,7 @@ class Host:
         self._resting = core if isinstance(core, Resting) else None
         self._rests = False
         """Whether the next tick is far, because nothing waits in the core."""
+        self._tick_at_us = 0
         self._mates: Mapping[NodeId, Host] = {}
         """The hosts whose disks share its write-ahead log, itself among them; none: it has one of its own."""
         self._runs_ahead = False
@@ -188,7 +190,7 @@ class Host:
             for sender, message in inbox:
                 self.perform(self.core.receive(sender, message, now))
             self.perform(self.core.settle(now))
-            if self._rests and self._rest_us(now) < REST_US and self._timer is not None:
+            if self._rests and now + self._rest_us(now) < self._tick_at_us - EARLY_US and self._timer is not None:
                 self._timer.cancel()
                 self._await_tick(now)
         except Exception as error:
@@ -218,14 +220,19 @@ class Host:
 
     def _await_tick(self, now: int) -> None:
         """All hosts of a process tick together: one that waits for something is woken twenty times a second, and not
-        once for each role; one in which nothing waits four times.
+        once for each role; one in which nothing waits twice.
         """
         if self.stopped:
             return
         rest_us = self._rest_us(now)
-        self._rests = rest_us >= REST_US
-        period_s = _REST_S if self._rests else 2 * TICK_S if rest_us >= 2_000_000 * TICK_S else TICK_S
-        self._timer = self._loop.call_later(beat_delay_s(self._loop.time(), period_s), self._tick)
+        period_us = next((period_us for period_us in _RESTS_US if rest_us >= period_us - EARLY_US), 0)
+        self._rests = period_us > 0
+        period_s = period_us / 1_000_000 or TICK_S
+        delay_s = beat_delay_s(self._loop.time(), period_s)
+        if self._rests and delay_s < (rest_us - EARLY_US) / 1_000_000:
+            delay_s += period_s  # else a tick with nothing to do would be followed by one between two beats
+        self._tick_at_us = now + int(delay_s * 1_000_000)
+        self._timer = self._loop.call_later(delay_s, self._tick)
 
     def _break(self, error: Exception) -> None:
         """A bug of ours, or a disk that cannot be read: what the core knows may be half changed. It must not

@@ -245,7 +245,7 @@ class Core(Protocol[_In_contra]):
         """Time has passed: called about every 50 ms. What was lost is repeated, what is overdue is given up."""
 
 
-REST_US: Final = 250_000
+REST_US: Final = 500_000
 """A core that rests is ticked so far apart."""
 NEVER_US: Final = 1 << 62
 
@@ -255,4 +255,7 @@ class Resting(Protocol):
     """A core that says when nothing waits in it, so that a shell need not wake an idle process at every tick."""
 
     def rests_until(self, now_us: int) -> int:
-        """Until when nobody needs a tick, if nothing is heard before; not later than `now_us`: it does not rest."""
+        """Until when nobody needs a tick, if nothing is heard before; not later than `now_us`: it does not rest.
+
+        What it repeats then it may do up to `EARLY_US` earlier.
+        """

@@ -30,6 +30,7 @@ from boki.log.ids import LogId, NodeId, Term
 from boki.log.metalog import Cut, MetalogEntry, decode_entry
 from boki.log.quorum import quorum_reached
 from boki.log.view import View, ViewChain
+from boki.protocol.beats import EARLY_US
 from boki.protocol.effects import Delete, DiskReader, DiskUnreadable, Effect, Load, Loaded, Put, Send, Store, kinds
 from boki.protocol.follower import COORDINATOR
 from boki.protocol.messages import (
@@ -178,7 +179,7 @@ class SequencerCore:
         is.
         """
         effects = [*self.settle(now_us), *self.history.tick(now_us), *self.behind.tick()]
-        if now_us < self._repeat_at:
+        if now_us < self._repeat_at - EARLY_US:
             return effects
         self._repeat_at = now_us + _REPEAT_US
         for log, primary in self._primaries.items():

@@ -51,7 +51,7 @@ async def gateway_of(
 ) -> AsyncIterator[tuple[Gateway, FakeBackend, aiohttp.ClientSession]]:
     """A gateway with that function; the calls of one that is named `hang` end when the test says so."""
     monkeypatch.setattr(consumers, "PAUSE_S", 0.0)
-    monkeypatch.setattr(consumers, "LOOK_S", 0.0)
+    monkeypatch.setattr(consumers, "LOOK_S", 0.001)
     backend = FakeBackend()
     backend.functions = {info.name: info}
     async with serving(backend) as parts:

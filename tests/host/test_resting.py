@@ -9,6 +9,7 @@ from typing import Any, ClassVar, cast
 from boki.host.host import TICK_S, Host
 from boki.host.links import Links
 from boki.log.ids import NodeId
+from boki.protocol.beats import EARLY_US
 from boki.protocol.effects import REST_US
 from boki.protocol.messages import Ping
 
@@ -82,18 +83,22 @@ def tick(loop: Loop) -> float:
     return round(following.delay_s, 6)
 
 
-def test_a_core_that_rests_is_ticked_four_times_a_second() -> None:
-    """One that rests until its next ping is due is ticked every second time."""
+def test_a_core_that_rests_is_ticked_twice_a_second() -> None:
+    """One that rests until its next ping is due is ticked at it, and meets those that rest at every fourth one."""
     core = Core()
     _, loop = made(core)
     assert tick(loop) == TICK_S
     core.rest_us = REST_US
     assert tick(loop) == REST_US / 1_000_000
-    core.rest_us = 100_000
-    assert tick(loop) == 2 * TICK_S
+    core.rest_us = REST_US // 2
+    assert tick(loop) == REST_US / 2_000_000
+    core.rest_us = REST_US // 4
+    assert tick(loop) == REST_US / 4_000_000
+    core.rest_us = REST_US // 4 - EARLY_US - 1
+    assert tick(loop) == TICK_S
     core.rest_us = 0
     assert tick(loop) == TICK_S
-    assert core.ticks == 5
+    assert core.ticks == 7
 
 
 def test_what_is_heard_ends_the_rest_if_something_waits_then() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from boki.engine.core import EngineCore
+from boki.protocol.beats import EARLY_US
 from boki.protocol.effects import Effect, Resting, Send, Store, Trace
 from boki.protocol.messages import StoreCheckpoint
 from boki.sequencer.core import SequencerCore
@@ -30,7 +31,7 @@ def watched(kind: type[Any], rested: Counter[str]) -> Callable[[Any, int], Itera
 
     def tick(core: Any, now_us: int) -> Iterable[Effect]:
         assert isinstance(core, Resting)
-        rests = core.rests_until(now_us) > now_us
+        rests = core.rests_until(now_us) > now_us + EARLY_US
         rested[kind.__name__] += rests
         effects = list(original(core, now_us))
         needed = [effect for effect in effects if kind is not EngineCore or not is_of_a_checkpoint(effect)]

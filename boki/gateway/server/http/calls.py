@@ -32,6 +32,7 @@ from boki.gateway.server.http.invocations import asked_retry
 from boki.gateway.server.http.request_heads import request_head
 from boki.gateway.server.http.routing import is_head, method_of, not_there
 from boki.gateway.server.http.streams import WINDOW_BYTES, Incoming, StreamedAnswer
+from boki.host.clock import beat_delay_s
 from boki.log.checks import check_book
 from boki.log.metalog import format_positions
 from boki.log.operations import Failure
@@ -58,7 +59,8 @@ class FunctionCalls:
 
     def start(self) -> None:
         """Begin to look at deadlines."""
-        self._ticker = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
+        loop = asyncio.get_running_loop()
+        self._ticker = loop.call_later(beat_delay_s(loop.time(), _TICK_S), self._tick)
 
     def stop(self) -> None:
         """Stop to look at deadlines."""

@@ -419,7 +419,9 @@ class Consumers(Collector):
     def start(self) -> None:
         """Begin to serve the functions that there are, and those to come."""
         self._look()
-        self._ticker = asyncio.get_running_loop().call_later(LOOK_S, self.start)
+        loop = asyncio.get_running_loop()
+        beat = round(loop.time() / LOOK_S) + 1  # when an idle gateway is awake anyway
+        self._ticker = loop.call_at(beat * LOOK_S, self.start)
 
     def stop(self) -> None:
         """Lease no more. Calls that are under way continue: see `finish`."""
