@@ -15,18 +15,19 @@ from typing import Final
 from boki.gateway.core import Standing
 from boki.log.ids import NodeId
 from boki.log.membership import Membership, Role
+from boki.protocol.beats import EARLY_US
 from boki.protocol.call_messages import FetchFunctions, Load, TellFunctions
 from boki.protocol.calls import FunctionInfo, ModuleInfo
 from boki.protocol.effects import Send
 
 POLL_US: Final = 250_000
-"""How often each engine is asked whether it is there."""
-_EARLY_US: Final = 25_000
-"""A timer may come this much early, and what is due then must not wait for the next one."""
+"""How often each engine is asked whether it is there, while anything is asked of engines."""
+IDLE_POLL_US: Final = 1_000_000
+"""How often an engine that takes work and has answered is asked while nothing is: it says by itself what changes."""
 QUIET_US: Final = 750_000
-"""An engine that has said nothing for this long gets nothing new, and reads that wait for it are tried elsewhere."""
+"""An engine that is silent for this long gets nothing new, and reads that wait for it are tried elsewhere."""
 LOST_US: Final = 3_000_000
-"""One that has said nothing for this long is lost."""
+"""One that is silent for this long is lost."""
 _FETCH_AGAIN_US: Final = 500_000
 
 
@@ -62,6 +63,8 @@ class _Engine:
     incarnation: int
     polled_at_us: int = 0
     heard_at_us: int = 0
+    unanswered_since_us: int = 0
+    """When the oldest poll left that it has said nothing after; 0: it has spoken since the last one."""
     fetched_at_us: int = -_FETCH_AGAIN_US
     load: Load | None = None
     told: TellFunctions | None = None
@@ -80,9 +83,24 @@ class _Engine:
             self.is_near,
         )
 
+    def silence_us(self, now_us: int) -> int:
+        """For how long it has said nothing, counted from one poll's interval before it was asked."""
+        if not self.unanswered_since_us:
+            return 0
+        return now_us - max(self.heard_at_us, self.unanswered_since_us - POLL_US)
+
+    def hear(self, now_us: int) -> None:
+        """It has said something."""
+        self.heard_at_us, self.unanswered_since_us = now_us, 0
+
+    def is_poll_due(self, now_us: int, idle_poll_us: int) -> bool:
+        """Whether it is to be asked now; after `idle_poll_us` at the earliest if it takes work and owes no answer."""
+        rests = self.is_up and self.takes_work and not self.unanswered_since_us
+        return now_us - self.polled_at_us >= (idle_poll_us if rests else POLL_US) - EARLY_US
+
     def owes_functions(self, now_us: int) -> bool:
         """Whether it may say within moments that there are other functions than it has said so far, if any."""
-        if now_us - self.heard_at_us > LOST_US:
+        if self.silence_us(now_us) > LOST_US:
             return False
         return self.load is None or self.told is None or self.told.functions_number < self.load.functions_number
 
@@ -95,7 +113,8 @@ class _Engine:
 class EngineRegistry:
     """The engines of a cluster. Times are microseconds since the epoch."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, idle_poll_us: int = IDLE_POLL_US) -> None:
+        self._idle_poll_us = idle_poll_us
         self.functions: dict[str, FunctionInfo] = {}
         """What can be called, by name: where engines differ, what the newest deployed version says."""
         self.modules: tuple[ModuleInfo, ...] = ()
@@ -174,7 +193,7 @@ class EngineRegistry:
             happenings += self._renew(node, load.incarnation, now_us)
             engine = self._engines[node]
         engine.load = load
-        engine.heard_at_us = now_us
+        engine.hear(now_us)
         engine.is_quiet = False
         if engine.told is None or engine.told.functions_number != load.functions_number:
             happenings += self._fetch(engine, now_us)
@@ -188,7 +207,7 @@ class EngineRegistry:
         if engine.told is not None and told.functions_number < engine.told.functions_number:
             return []
         engine.told = told
-        engine.heard_at_us = now_us
+        engine.hear(now_us)
         self._merge()
         return self._consider(engine)
 
@@ -198,7 +217,7 @@ class EngineRegistry:
         """Who has been silent for too long."""
         happenings: list[Happening] = []
         for engine in self._engines.values():
-            silence_us = now_us - engine.heard_at_us
+            silence_us = engine.silence_us(now_us)
             if engine.is_up and silence_us > LOST_US:
                 happenings += self._lose(engine, f"it has said nothing for {silence_us / 1e6:.1f} s")
             elif engine.is_up and not engine.is_quiet and silence_us > QUIET_US:
@@ -206,11 +225,13 @@ class EngineRegistry:
                 happenings += [Changed(engine.node, engine.standing()), Quiet(engine.node)]
         return happenings
 
-    def due_polls(self, now_us: int) -> list[NodeId]:
-        """Who is to be asked now whether it is there."""
-        due = [engine for engine in self._engines.values() if now_us - engine.polled_at_us >= POLL_US - _EARLY_US]
+    def due_polls(self, now_us: int, *, is_idle: bool) -> list[NodeId]:
+        """Who is to be asked now whether it is there. `is_idle`: nothing is asked of engines."""
+        rest_us = self._idle_poll_us if is_idle else POLL_US
+        due = [engine for engine in self._engines.values() if engine.is_poll_due(now_us, rest_us)]
         for engine in due:
             engine.polled_at_us = now_us
+            engine.unanswered_since_us = engine.unanswered_since_us or now_us
         return [engine.node for engine in due]
 
     # who gets what

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from boki.gateway.engine_registry import LOST_US, POLL_US, QUIET_US, Changed, EngineRegistry, Happening, Lost, Quiet
+from boki.gateway.engine_registry import (
+    IDLE_POLL_US,
+    LOST_US,
+    POLL_US,
+    QUIET_US,
+    Changed,
+    EngineRegistry,
+    Happening,
+    Lost,
+    Quiet,
+)
 from boki.log.ids import NodeId
 from boki.log.membership import Member, Membership, Role
+from boki.protocol.beats import EARLY_US
 from boki.protocol.call_messages import FetchFunctions, Load, TellFunctions
 from boki.protocol.calls import FunctionInfo, ModuleInfo
 from boki.protocol.effects import Send
@@ -102,6 +113,7 @@ def test_of_two_deployed_versions_the_newer_one_describes_a_function() -> None:
 def test_silence_makes_an_engine_quiet_and_then_lost() -> None:
     """A quiet one gets nothing new; each is told once; a word brings it back."""
     registry = both_up()
+    registry.due_polls(POLL_US, is_idle=False)
     registry.on_load(B, load(6), LOST_US)
     changed, quiet = registry.tick(QUIET_US + 1)
     assert isinstance(changed, Changed)
@@ -146,6 +158,7 @@ def test_the_functions_are_known_once_no_engine_owes_them() -> None:
     registry = EngineRegistry()
     assert not registry.knows_functions(0)
     registry.on_membership(membership(1, engine_1=5, engine_2=6), 0)
+    registry.due_polls(POLL_US, is_idle=True)
     bring_up(registry, A, 5)
     assert not registry.knows_functions(1)
     assert not registry.knows_functions(LOST_US)
@@ -163,11 +176,39 @@ def test_the_functions_are_known_once_no_engine_owes_them() -> None:
 def test_each_engine_is_polled_at_its_interval() -> None:
     """Also one that is lost, which may come back."""
     registry = both_up()
-    assert registry.due_polls(POLL_US) == [A, B]
-    assert registry.due_polls(2 * POLL_US - 30_000) == []
-    assert registry.due_polls(2 * POLL_US - 1) == [A, B], "a timer may come a little early"
+    assert registry.due_polls(POLL_US, is_idle=False) == [A, B]
+    assert registry.due_polls(2 * POLL_US - EARLY_US - 1, is_idle=False) == []
+    assert registry.due_polls(2 * POLL_US - EARLY_US, is_idle=False) == [A, B], "a timer may come early"
     registry.tick(LOST_US + 1)
-    assert registry.due_polls(LOST_US + 2) == [A, B]
+    assert registry.due_polls(LOST_US + 2, is_idle=True) == [A, B]
+
+
+def test_engines_are_polled_less_often_while_nothing_is_asked_of_them() -> None:
+    """But for one that takes no work or has not answered; and what is asked ends it at once."""
+    registry = both_up()
+    registry.on_load(B, load(6, is_draining=True), 0)
+    assert registry.due_polls(IDLE_POLL_US, is_idle=True) == [A, B]
+    for node, incarnation in ((A, 5), (B, 6)):
+        registry.on_load(node, load(incarnation, is_draining=node == B), IDLE_POLL_US + 1)
+    assert registry.due_polls(IDLE_POLL_US + POLL_US, is_idle=True) == [B]
+    assert registry.due_polls(IDLE_POLL_US + 2 * POLL_US, is_idle=False) == [A, B]
+    assert registry.due_polls(IDLE_POLL_US + 3 * POLL_US, is_idle=True) == [A, B], "neither has answered"
+
+
+def test_an_engine_that_nobody_has_asked_is_not_silent() -> None:
+    """Its silence begins one interval before the first poll that it does not answer, however often it is polled."""
+    registry = both_up()
+    registry.due_polls(POLL_US, is_idle=True)
+    for node, incarnation in ((A, 5), (B, 6)):
+        registry.on_load(node, load(incarnation), POLL_US + 1)
+    asked_us = POLL_US + IDLE_POLL_US
+    assert registry.tick(asked_us) == []
+    for late_us in (0, POLL_US):
+        assert registry.due_polls(asked_us + late_us, is_idle=True) == [A, B]
+    registry.on_load(B, load(6), asked_us + POLL_US)
+    assert registry.tick(asked_us + QUIET_US - POLL_US) == []
+    assert kinds(registry.tick(asked_us + QUIET_US - POLL_US + 1)) == [Changed, Quiet]
+    assert kinds(registry.tick(asked_us + LOST_US - POLL_US + 1)) == [Lost]
 
 
 def test_a_books_operations_go_to_one_engine_while_it_is_up() -> None:

@@ -60,6 +60,8 @@ from boki.protocol.messages import Message
 _log = logging.getLogger("boki.engine")
 
 _TELL_S: Final = 0.1
+_REST_S: Final = 0.25
+"""Between looks at what is to be told while no request is under way."""
 _FORGET_US: Final = 5_000_000
 """A gateway that has not polled for this long is told nothing more."""
 _REMEMBERED: Final = 8192
@@ -147,6 +149,8 @@ class EngineService:
         self._started_count = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._rests = False
+        """Whether the next look is far, because no request is under way."""
         self._is_empty = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop
 
@@ -210,6 +214,8 @@ class EngineService:
                 runs_once = isinstance(message, StartCall | LogRequest)
                 if key not in self._under_way and not (runs_once and key in self._ended_set):
                     self._under_way.add(key)
+                    if self._rests:
+                        self._await_tick()
                     self._take_in(key, message)
 
     def _take_in(self, key: _Key, message: _Asked) -> None:
@@ -440,8 +446,15 @@ class EngineService:
         short = tuple(msgspec.structs.replace(module, functions=()) for module in modules)
         return msgspec.structs.replace(told, functions=bare, modules=short)
 
+    def _await_tick(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._rests = not (self._under_way or self._outgoing) and self._is_ready()
+        period_s = _REST_S if self._rests else _TELL_S
+        self._timer = self._loop.call_later(beat_delay_s(self._loop.time(), period_s), self._tick)
+
     def _tick(self) -> None:
-        self._timer = self._loop.call_later(beat_delay_s(self._loop.time(), _TELL_S), self._tick)
+        self._await_tick()
         now = self._clock()
         self._tell_all(now)
         for key, outgoing in list(self._outgoing.items()):

@@ -20,7 +20,7 @@ import msgspec
 
 from boki.errors import BokiError, CallLost
 from boki.gateway.backend import EngineWatcher, StreamControl
-from boki.gateway.engine_registry import Changed, EngineRegistry, Happening, Lost, Quiet
+from boki.gateway.engine_registry import IDLE_POLL_US, Changed, EngineRegistry, Happening, Lost, Quiet
 from boki.gateway.remote_stream import RemoteStream
 from boki.gateway.server.cluster_deployments import ClusterDeployments
 from boki.gateway.server.cluster_ledger import ClusterLedger
@@ -62,7 +62,7 @@ _log = logging.getLogger("boki.gateway")
 
 _TICK_S: Final = 0.1
 _REST_S: Final = 0.25
-"""Between ticks while nothing is asked: the beat on which engines are polled."""
+"""Between ticks while nothing is asked."""
 _GRACE_US: Final = 1_000_000
 """An engine answers at the deadline; the gateway gives its answer this much longer to arrive."""
 _ASK_AFTER_US: Final = 1_000_000
@@ -92,9 +92,10 @@ class ClusterBackend:
         incarnation: int,
         limits: Limits = DEFAULT_LIMITS,
         clock: Callable[[], int] = now_us,
+        idle_poll_us: int = IDLE_POLL_US,
     ) -> None:
         self.node = node
-        self.registry = EngineRegistry()
+        self.registry = EngineRegistry(idle_poll_us=idle_poll_us)
         self.ledger = ClusterLedger(self.ask)
         self.deployments = ClusterDeployments(self, self.ask, self._until_running, limits)
         self._links = links
@@ -389,6 +390,6 @@ class ClusterBackend:
 
     def _poll(self) -> None:
         now = self._clock()
-        for node in self.registry.due_polls(now):
+        for node in self.registry.due_polls(now, is_idle=not len(self.asking)):
             old = self.asking.asked_before(node, now - _ASK_AFTER_US, MAX_POLLED)
             self._links.send(self.node, node, Poll(old))

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Final
 import msgspec
 
 from boki.errors import BokiError, CallLost, ConnectionLost, DeadlineExceeded, Unavailable
+from boki.gateway.engine_registry import POLL_US
 from boki.gateway.server.cluster import ClusterBackend
 from boki.log.ids import NodeId
 from boki.log.membership import Role
@@ -58,7 +59,12 @@ class GatewayNode(Node):
         self.loop.raised = self.world.raised
         self._links = LifeLinks(self._send)
         self.backend = ClusterBackend(
-            self._links, self.name, self.loop, incarnation=self.incarnation, clock=self.now_us
+            self._links,
+            self.name,
+            self.loop,
+            incarnation=self.incarnation,
+            clock=self.now_us,
+            idle_poll_us=POLL_US,  # runs last seconds, and more polls lose more of them
         )
         self.backend.start()
         return _Shell(self.backend, self._links, self.incarnation)
