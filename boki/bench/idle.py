@@ -7,10 +7,11 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 from boki.bench.rows import Row, median
-from boki.bench.system import Options, target
+from boki.bench.system import LOAD_FUNCTIONS, Options, target
 from boki.bench.turns import Step, row_of
 from boki.dispatch.server.machine import resident_bytes
 
@@ -34,19 +35,26 @@ _Round = tuple[float, dict[int, Usage], dict[int, Usage]]
 
 
 def idle(options: Options, step: Step) -> Iterator[Row]:
+    """The system without functions, and with some, which its engines keep a zygote of workers for."""
+    with TemporaryDirectory(prefix="boki-bench-") as empty:
+        yield from _idle(options, step, "idle", Path(empty))
+    yield from _idle(options, step, "idle, with functions", LOAD_FUNCTIONS)
+
+
+def _idle(options: Options, step: Step, called: str, functions: Path) -> Iterator[Row]:
     """A row for all processes of the system together, and one for those of ZooKeeper among them."""
-    with target(options) as system:
+    with target(options, functions=functions) as system:
         child = system.child
         assert child is not None, "a benchmark of idleness has a system of its own"
         step("settling")
         time.sleep(_SETTLE_S)
         rounds: list[_Round] = []
         for number in range(options.rounds):
-            step(f"idle, round {number + 1}")
+            step(f"{called}, round {number + 1}")
             before, began = usage_of(family(child.pid)), time.monotonic()
             time.sleep(options.duration_s)
             rounds.append((time.monotonic() - began, before, usage_of(family(child.pid))))
-    for name, is_java in (("idle", False), ("idle, of that ZooKeeper", True)):
+    for name, is_java in ((called, False), (f"{called}, of that ZooKeeper", True)):
         shown = [(took_s, _of(before, is_java), _of(after, is_java)) for took_s, before, after in rounds]
         if shown[-1][2]:
             yield row_of(options, name, 0, None, figures(shown))

@@ -131,6 +131,7 @@ class FunctionHost:
         self._is_performing = False
         self._processes = Processes(limits, log)
         self._modules = self._modules_of(self._folder) if self._folder is not None else None
+        self._starting = asyncio.Lock()
         self._has_started = False
         self._loop: asyncio.AbstractEventLoop
 
@@ -159,26 +160,26 @@ class FunctionHost:
         return self._dispatch.stats()
 
     async def start(self) -> None:
-        """Start the zygote, describe all modules, and begin to start the least number of workers."""
+        """Describe all modules, and begin to start the least number of workers."""
         self._loop = asyncio.get_running_loop()
         if self._modules is not None:
-            await self._start_processes()
             await self._refresh(self._modules, _START_TIMEOUT_S if self._reload else None)
             if self._reload:
                 self._spawn(self._poll(self._modules))
 
     async def _start_processes(self) -> None:
-        if self._has_started:
-            return
-        self._has_started = True
-        await self._processes.start()
+        """Start the zygote, unless there is one. An engine that has no module needs none, which would hold 30 MB."""
+        async with self._starting:
+            if self._has_started:
+                return
+            await self._processes.start()
+            self._has_started = True
         self._watcher = self._loop.call_later(beat_delay_s(self._loop.time(), _WATCH_S), self._watch)
         if not IS_LINUX:
             _log.warning("this system does not tell how much memory a process has: only its hard limit bounds workers")
 
     async def check(self, folder: Path) -> list[ModuleInfo]:
         """The modules of another folder as they would be called, and what is wrong with those that cannot be."""
-        await self._start_processes()
         catalog = Catalog()
         catalog.update((await self._modules_of(folder).refresh()).described)
         return catalog.modules
@@ -190,7 +191,6 @@ class FunctionHost:
         and what ran before runs on, if it `must_have_functions` and none of its modules can be loaded here.
         """
         assert not self._reload, "a folder that is watched is not exchanged"
-        await self._start_processes()
         modules = self._modules_of(folder)
         refreshed = await modules.refresh()
         tell_of(refreshed, folder)
@@ -423,6 +423,7 @@ class FunctionHost:
     # modules
 
     async def _describe(self, folder: Path, module: str, path: str) -> Described:
+        await self._start_processes()
         child = next(self._describing)
         description = Description(module, path, self._say, lambda: self._processes.kill(child))
         origin = _Origin(folder, {} if self._reload else None)

@@ -28,7 +28,8 @@ HOST: Final = "127.0.0.1"
 TICK_MS: Final = 500
 """Sessions can be as short as two ticks and are at most twenty of them."""
 _JVM_FLAGS: Final = (
-    "-Xms16m",
+    "-Xms8m",
+    "-Xmn2m",  # all of the young generation is touched before it is collected once
     "-Xmx64m",
     "-Xss512k",
     "-XX:+UseSerialGC",
