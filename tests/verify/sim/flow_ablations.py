@@ -12,6 +12,7 @@ from boki import ConditionFailed
 from boki.extending import WakeOn
 from boki.libs.bokiflow import execution, journal
 from boki.libs.bokiflow.body import Body
+from boki.libs.bokiflow.carrying import Carrier
 from boki.libs.bokiflow.execution import Execution
 from boki.libs.bokiflow.history import History
 from boki.libs.bokiflow.journal import JournalWriter
@@ -81,7 +82,7 @@ def no_end_of_the_overtaken() -> Any:
 
 def no_timer_of_a_suspension() -> Any:
     """A suspended workflow is woken by messages alone (C1: too few timers)."""
-    return without(Execution, "_next_due_us", lambda _self: 0)
+    return without(Carrier, "next_due_us", property(lambda _self: 0))
 
 
 def no_wait_for_the_journal() -> Any:
