@@ -20,6 +20,7 @@ from boki.config.loading import DevConfig, LogFormat
 from boki.host.call_lines import CallLines
 from boki.host.clock import now_us
 from boki.host.lines import FACTS, SPEAKER, DayLine, console_lines, json_line, speaker
+from boki.node.console import function_json
 from boki.protocol.calls import FunctionInfo, ModuleInfo
 from boki.worker.frames import ConsoleLine
 
@@ -128,17 +129,6 @@ class Screen:
 
     def _json(self, level: int, event: str, text: str, **facts: Any) -> None:
         write_line(json_line(now_us(), level, event, text, facts))
-
-
-def function_json(line: ConsoleLine, **facts: Any) -> str:
-    """Something that a function printed, logged or raised, for programs."""
-    facts |= {
-        "module": line.module,
-        "function": line.function,
-        "invocation": line.invocation,
-        "logger": line.logger,
-    }
-    return json_line(line.time_us, line.level, line.stream, line.text, facts)
 
 
 def write_line(*lines: str) -> None:

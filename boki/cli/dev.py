@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import gc
 import os
 import signal
 import socket
@@ -22,7 +21,7 @@ from boki.cli.url_file import announced
 from boki.config.loading import DevConfig
 from boki.config.up import UpConfig
 from boki.errors import DataDirectoryInUse, InvalidArgument, Unavailable
-from boki.host.process import prepare_process
+from boki.host.process import prepare_process, spare_the_collector
 
 if TYPE_CHECKING:
     from boki.cli.console import Screen
@@ -135,13 +134,6 @@ def check_address(host: str, port: int) -> None:
         raise Unavailable(
             f"cannot listen at {host}:{port}: {why}; {remedy}", errno=number, why=why, retryable=False
         ) from None
-
-
-def spare_the_collector() -> None:
-    """Rows and batches live long and hold no cycles: a full collection of millions of them would only hold up calls."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 200)
 
 
 command = command_of(run, DevConfig)

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from boki.cli import logs
 from boki.cli.app import app
-from boki.cli.start import log_to
 from boki.config.loading import LogFormat
 from boki.host.lines import FACTS, SPEAKER, console_lines, json_line
+from boki.node.console import log_to
 from tests.node.test_console import own_logging
 
 NO_CLUSTER = (

@@ -9,11 +9,10 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from boki.cli.start import log_to
 from boki.config.loading import LogFormat
 from boki.errors import DeadlineExceeded
 from boki.log.operations import Failure
-from boki.node.console import log_function_line, problem_lines
+from boki.node.console import log_function_line, log_to, problem_lines
 from boki.protocol.calls import Call, Outcome, Payload
 from boki.worker.frames import ConsoleLine
 

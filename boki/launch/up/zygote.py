@@ -13,7 +13,6 @@ import ctypes
 import gc
 import importlib
 import os
-import runpy
 import signal
 import socket
 import sys
@@ -34,7 +33,7 @@ _PADDING: Final = "." * 200
 _FAILED: Final = 1
 PROGRAM: Final = ("boki.launch.up.zygote",)
 """The module that is run, and its own arguments."""
-_IMPORTED: Final = ("boki.cli.app", "boki.node.run", "uvloop")
+_IMPORTED: Final = ("boki.node.process", "uvloop")
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -134,7 +133,7 @@ def _be_role(order: Order, supervisor_pid: int, middle: int) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = ["boki", *order.arguments]
     set_title(" ".join(sys.argv))
-    runpy.run_module("boki", run_name="__main__", alter_sys=True)
+    sys.exit(importlib.import_module("boki.node.process").main(order.arguments))
 
 
 def set_title(text: str) -> None:

@@ -56,20 +56,22 @@ def test_forked_roles_run_end_and_do_not_miss_their_zygote(tmp_path: Path) -> No
 
     async def play() -> None:
         watched = Watched(tmp_path)
-        first = await watched.start("a", "--version")
+        first = await watched.start("a", "--help")
         assert await watched.ended() == (first, 0)
-        assert watched.log("a").read_text().startswith("boki ")
+        assert watched.log("a").read_text().startswith("usage: boki ")
         second = await watched.start("b", "no-such-command")
         assert await watched.ended() == (second, 2)
         zookeeper = socket.create_server(("127.0.0.1", 0))
         hosts = f"127.0.0.1:{zookeeper.getsockname()[1]}"
-        waiting = ("start", "storage", "--name", "s", "--zookeeper", hosts, "--data", str(tmp_path / "data"))
+        config = tmp_path / "boki.toml"
+        config.write_text(f'zookeeper = "{hosts}"\ndata = "{tmp_path / "data"}"\n')
+        waiting = ("start", "storage", "--name", "s", "--config", str(config))
         role = await watched.start("c", *waiting)
         mark = identity.start_mark(role)
         calling, _ = await asyncio.to_thread(zookeeper.accept)  # it is at work now, and waits for an answer
         assert " ".join(waiting) in title_of(role)
         os.kill(watched.spawner.zygote_pid, signal.SIGKILL)
-        third = await watched.start("d", "--version")
+        third = await watched.start("d", "--help")
         assert await watched.ended() == (third, 0)
         assert identity.is_same(role, mark)
         os.kill(role, signal.SIGKILL)
@@ -91,7 +93,7 @@ def test_a_zygote_that_has_nothing_to_fork_goes_and_comes_again(tmp_path: Path) 
     async def play() -> None:
         watched = Watched(tmp_path)
         spawner = watched.spawner
-        spawner.start(Process("a", "role", ("--version",), is_boki=True), watched.log("a"))
+        spawner.start(Process("a", "role", ("--help",), is_boki=True), watched.log("a"))
         for now_s in (0.0, 2 * REST_S, 4 * REST_S):
             spawner.rest(now_s)
         assert spawner.zygote_pid  # it imports, and has yet to answer
@@ -104,7 +106,7 @@ def test_a_zygote_that_has_nothing_to_fork_goes_and_comes_again(tmp_path: Path) 
         assert zygote
         spawner.rest(began_s + REST_S)
         assert spawner.zygote_pid == 0
-        second = await watched.start("b", "--version")
+        second = await watched.start("b", "--help")
         assert await watched.ended() == (second, 0)
         assert spawner.zygote_pid not in (0, zygote)
         watched.close()
@@ -121,7 +123,7 @@ def test_a_zygote_that_cannot_start_is_told_with_its_reason(tmp_path: Path) -> N
 
     async def play() -> None:
         watched = Watched(tmp_path, {"PYTHONHOME": str(tmp_path)})
-        watched.spawner.start(Process("a", "role", ("--version",), is_boki=True), watched.log("a"))
+        watched.spawner.start(Process("a", "role", ("--help",), is_boki=True), watched.log("a"))
         async with asyncio.timeout(30):
             node, pid, error = await watched.told.get()
         assert (node, pid) == ("a", 0)
