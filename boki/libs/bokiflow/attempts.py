@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context as Variables
 from copy import deepcopy
 from functools import lru_cache, partial
+from types import CodeType, FunctionType
 from typing import Any, Final
 
 from boki import Context, InvalidArgument, TooLarge
@@ -38,14 +39,25 @@ Waiting = Callable[[], None]
 Beating = Callable[["Attempts", Payload], None]
 
 
-_is_async: Final = lru_cache(maxsize=1_024)(inspect.iscoroutinefunction)
+_is_coroutine_function: Final = lru_cache(maxsize=1_024)(inspect.iscoroutinefunction)
+
+
+def _is_async(body: Callable[..., Any]) -> bool:
+    try:
+        return _is_coroutine_function(body)
+    except TypeError:  # it cannot be hashed
+        return inspect.iscoroutinefunction(body)
+
+
+def _awaits_nothing(body: Callable[..., Any]) -> bool:
+    """Whether it is an `async def` whose code has no `await`, `async for` or `async with`: it ends where it begins."""
+    return isinstance(body, FunctionType) and _is_quick(body.__code__)
 
 
 @lru_cache(maxsize=1_024)
-def _awaits_nothing(body: Callable[..., Any]) -> bool:
-    """Whether it is an `async def` whose code has no `await`, `async for` or `async with`: it ends where it begins."""
-    code = getattr(body, "__code__", None) if _is_async(body) else None
-    return code is not None and all(instruction.opname != "SEND" for instruction in dis.get_instructions(code))
+def _is_quick(code: CodeType) -> bool:
+    is_coroutine = code.co_flags & inspect.CO_COROUTINE  # and not what is only marked as one
+    return bool(is_coroutine) and all(instruction.opname != "SEND" for instruction in dis.get_instructions(code))
 
 
 class _Exit:
@@ -194,7 +206,11 @@ class Attempts:
         args, kwargs = self.work.args, self.work.kwargs
         if kwargs or not _ATOMS.issuperset(map(type, args)):
             # What a step changes of its arguments is not in its record: another attempt, or a replay, does not see it.
-            args, kwargs = deepcopy((args, kwargs))
+            try:
+                args, kwargs = deepcopy((args, kwargs))
+            except Exception as error:  # noqa: BLE001 - it is that of the arguments' classes
+                self._failed(error)
+                return
         if self.ends_at_once:
             self._settle(*context.run(_run_at_once, step.body, args, kwargs))
             return

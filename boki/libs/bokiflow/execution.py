@@ -53,9 +53,8 @@ _WATCHED: Final = 12
 """Maximum number of locks of which a suspended run watches the workflow in front."""
 _LINGER_US: Final = 300_000
 """How long a run waits for something to happen before it is suspended."""
-_SLICE_US: Final = 1_000
 _SLICE_STEPS: Final = 16
-"""After this time, or this many of them, steps that await nothing let the other tasks of the worker run."""
+"""After this many of them, steps that await nothing let the other tasks of the worker run."""
 TRIED: Final = "to be accepted first"
 
 
@@ -190,7 +189,10 @@ class Execution:
         machine, letters = self.machine, self.inbox.letters
         now_us = self._clock.now_us()
         self._replaying = replay(machine, self._history, letters, now_us, self._inner, self._hand_over)
-        self._replay()
+        try:
+            self._replay()
+        except Exception as error:  # noqa: BLE001 - as in `turn`
+            self.end(error)
 
     def _replay(self) -> None:
         """Continue with the journal; what the body asks of the log is answered in between."""
@@ -255,11 +257,12 @@ class Execution:
         self._is_turning = True
         try:
             self._look()
-            until_us = quick[0].began_us + _SLICE_US if quick else 0
             for _ in range(_SLICE_STEPS):
-                if not quick or quick[0].began_us > until_us or self._ended.done() or not self._carrier.run_next():
+                if self._ended.done() or not self._carrier.run_next():
                     break
                 self._look()
+        except Exception as error:  # noqa: BLE001 - a bug of ours or of the user's classes: nobody else would say so
+            self.end(error)
         finally:
             self._is_turning = False
         if quick and not self._ended.done():
@@ -455,7 +458,8 @@ class Execution:
         machine, journal = self.machine, self.journal
         for retrying in self._carrier.retrying:
             journal.add(retrying, machine.seen, machine.now_us, machine.began_us)
-        journal.begin(machine.seen, machine.now_us, machine.began_us)
+        if not journal.begin(machine.seen, machine.now_us, machine.began_us) and self._is_paused:
+            journal.note_seen(machine.seen, machine.now_us, machine.began_us)
         journal.flush()
         await journal.rest()
         ahead = [

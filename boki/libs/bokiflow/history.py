@@ -104,6 +104,8 @@ class History:
         self.forgotten: list[tuple[int, int]] = []
         """Between these seqnums of the inbox, requests to cancel, to pause and to resume were forgotten by a rewind."""
         self._scopes: tuple[tuple[int, str], ...] = ()
+        self._heard = 0
+        """How far the lives up to now have heard the inbox: what stands there is none of a later life's."""
         self.has_ended = False
         """Whether the last record says that the workflow has ended."""
 
@@ -135,9 +137,10 @@ class History:
         if entry.life != self._last_life or not self.began_us:
             self._last_life = entry.life
             self.continued = None
-            self.cursor = 0
+            self.cursor = self._heard
             self.forgotten.clear()
             self._clear(entry.began_us)
+        self._heard = max(self._heard, entry.seen, seqnum if isinstance(entry.fact, Ended) else 0)
         match entry.fact:
             case Continued():
                 self.continued = entry.fact
@@ -192,7 +195,7 @@ class History:
         """All was read: what is left of an earlier life only counts places."""
         if self._life is not None and self._last_life != self._life:
             self.continued = None
-            self.cursor = 0
+            self.cursor = self._heard
             self._clear(0)
 
     @property

@@ -24,6 +24,19 @@ class Hooks:
 _NONE: Final = Hooks()
 
 
+class _Both(Hooks):
+    """Hooks that are installed over others: what either wants happens."""
+
+    def __init__(self, outer: Hooks, inner: Hooks) -> None:
+        self._parts = (outer, inner)
+        self.replays = outer.replays or inner.replays
+
+    def dies(self, moment: str, step: str) -> bool:
+        """See `Hooks.dies`. Both are asked, because they count."""
+        outer, inner = (part.dies(moment, step) for part in self._parts)
+        return outer or inner
+
+
 class _Installed:
     """The hooks of this process."""
 
@@ -37,8 +50,9 @@ def hooks() -> Hooks:
 
 @contextmanager
 def installed(new: Hooks) -> Iterator[None]:
-    """Have these be the hooks of this process."""
-    before, _Installed.hooks = _Installed.hooks, new
+    """Have these be hooks of this process, beside those that are installed."""
+    before = _Installed.hooks
+    _Installed.hooks = new if before is _NONE else _Both(before, new)
     try:
         yield
     finally:

@@ -90,6 +90,11 @@ class JournalWriter:
         self.add(Began(), seen, at_us, began_us)
         return True
 
+    def note_seen(self, seen: int, at_us: int, began_us: int) -> None:
+        """Record how far the inbox was heard: a later life that follows a kill in a pause hears none of that again."""
+        if seen > self.seen:
+            self.add(Began(), seen, at_us, began_us)
+
     def seal(self) -> None:
         """Something with an effect follows: it waits for all records, those that could have waited included."""
         self.firm = self.place

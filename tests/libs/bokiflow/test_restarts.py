@@ -1,0 +1,140 @@
+"""A workflow that is begun again under its id hears nothing of what an earlier life has heard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from unittest.mock import AsyncMock
+
+import pytest
+
+from boki import FunctionFailed
+from boki.libs.bokiflow import flow, step, workflow
+from boki.libs.bokiflow.hooks import Hooks, hooks, installed
+from boki.testing import context, flows
+
+RAN: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def none_ran() -> Iterator[None]:
+    RAN.clear()
+    yield
+
+
+@step
+async def act(what: str) -> str:
+    RAN.append(what)
+    return what
+
+
+@workflow
+async def listener(_name: str) -> str:
+    await act("begun")
+    return f"heard {await flow.receive('go')}"
+
+
+async def test_a_signal_that_an_earlier_life_has_taken_is_not_taken_again() -> None:
+    """One that was sent before the first life is."""
+    async with context() as ctx:
+        await listener.handle(ctx, "1").signal("go", "early")
+        first = await listener.start(ctx, "x", id="1")
+        assert await first.result() == "heard early"
+        second = await listener.start(ctx, "x", id="1", if_ended="again")
+        await ctx.clock.advance(5)
+        assert (await second.status()).status == "suspended"
+        await second.signal("go", "late")
+        assert await second.result() == "heard late"
+
+
+async def test_an_earlier_lifes_request_to_cancel_does_not_cancel_the_next_one() -> None:
+    """Nor the one after that."""
+    async with context() as ctx:
+        for _ in range(2):
+            one = await listener.start(ctx, "x", id="1", if_ended="again")
+            await ctx.clock.advance(1)
+            await one.cancel("no more")
+            with pytest.raises(FunctionFailed, match=r"WorkflowCancelled: .* no more"):
+                await one.result()
+        last = await listener.start(ctx, "x", id="1", if_ended="again")
+        await last.signal("go", "now")
+        assert await last.result() == "heard now"
+    assert RAN == ["begun"] * 3
+
+
+async def test_an_earlier_lifes_pause_does_not_pause_the_next_one() -> None:
+    """Where the earlier one was killed in its pause."""
+    async with context() as ctx:
+        one = await listener.start(ctx, "x", id="1")
+        await ctx.clock.advance(1)
+        await one.pause("for a while")
+        await ctx.clock.advance(1)
+        await one.kill()
+        await ctx.clock.advance(10)
+        again = await listener.start(ctx, "x", id="1", if_ended="again")
+        await again.signal("go", "now")
+        assert await again.result() == "heard now"
+
+
+class _Counting(Hooks):
+    def __init__(self, *, replays: bool = False) -> None:
+        self.replays = replays
+        self.asked = 0
+
+    def dies(self, moment: str, step: str) -> bool:
+        self.asked += 1
+        return False
+
+
+def test_hooks_that_are_installed_together_all_take_hold() -> None:
+    """So that crashes and forced replays can be tried at once, in either order."""
+    outer, inner = _Counting(), _Counting(replays=True)
+    with installed(outer), installed(inner):
+        assert hooks().replays
+        assert not hooks().dies("before", "act")
+    assert (outer.asked, inner.asked) == (1, 1)
+    assert not hooks().replays
+
+
+async def test_every_crash_is_tried_under_forced_replay_as_without() -> None:
+    """As the documentation combines them."""
+    crashes = {"alone": 0, "replayed": 0}
+    async for ctx in flows.every_crash():
+        crashes["alone"] += 1
+        await (await listener.start(ctx, "x", id="1")).signal("go", 1)
+        assert await listener.handle(ctx, "1").result() == "heard 1"
+    async for ctx in flows.every_crash():
+        crashes["replayed"] += 1
+        with flows.forced_replay():
+            await (await listener.start(ctx, "x", id="1")).signal("go", 1)
+            assert await listener.handle(ctx, "1").result() == "heard 1"
+    assert crashes["replayed"] == crashes["alone"] > 1
+
+
+@step
+async def take(data: object) -> int:
+    return len(bytes(data))  # type: ignore[call-overload]
+
+
+@workflow
+async def uncopied(size: int) -> int:
+    return await take(memoryview(bytes(size)))
+
+
+async def test_arguments_that_cannot_be_copied_fail_their_step() -> None:
+    """The workflow does not stay as it is, with an error that only a log knows."""
+    async with context() as ctx:
+        with pytest.raises(FunctionFailed, match="take: TypeError: cannot pickle"):
+            await (await uncopied.start(ctx, 3, id="1")).result()
+
+
+async def test_a_mock_may_stand_for_a_step() -> None:
+    """What has no code is run as a task."""
+    async with context() as ctx:
+        with flows.stub(act, AsyncMock(return_value="mocked")):
+            one = await listener.start(ctx, "x", id="1")
+            await one.signal("go", 1)
+            assert await one.result() == "heard 1"
+        with flows.stub(act, AsyncMock(side_effect=ValueError("refused"))):
+            two = await listener.start(ctx, "x", id="2")
+            with pytest.raises(FunctionFailed, match="StepFailed: act: ValueError: refused"):
+                await two.result()
