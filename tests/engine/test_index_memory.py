@@ -7,6 +7,7 @@ import tracemalloc
 
 import pytest
 
+from boki.engine.index.book_row import row_seqnums
 from boki.engine.index.index import Index
 from boki.engine.index.layout import BOOK_ROWS, HISTORY_PAGES, SMALL_STATE_KEY, TAG_FLOORS, TAG_ROWS
 from boki.errors import CorruptData, Overloaded, VersionTooNew
@@ -355,3 +356,35 @@ def test_rows_that_were_looked_at_are_packed_again() -> None:
     assert feed.index.memory_bytes_used < held + 20_000
     residence = feed.index._residence
     assert residence._owed == 0
+
+
+def test_bursts_that_are_trimmed_before_the_next_ones_leave_no_parts() -> None:
+    """Also where all records of a part go while it is the newest: it is merged when it ends."""
+    feed = Feed()
+    with small_parts():
+        for burst in range(20):
+            for number in range(10):
+                feed.append(f"{burst}.{number}")
+            feed.checkpoint()
+            for number in range(10):
+                feed.trim(tag=f"{burst}.{number}")
+            feed.checkpoint()
+    assert len(feed.keys(BOOK_ROWS)) <= 2
+
+
+def test_what_a_trim_of_the_book_has_taken_does_not_come_back_to_the_disk() -> None:
+    """A part that is emptied above the floor is merged into none that lies below it."""
+    feed = Feed()
+    with small_parts():
+        seqnums = []
+        for number in range(40):
+            feed.append(f"{number}")
+            seqnums.append(feed.index.last("book", None))
+        feed.checkpoint()
+        feed.index = Index(feed.disk, memory_bytes=AMPLE, key_window_us=WINDOW_US)
+        feed.trim(before=seqnums[8])
+        for number in range(8, 20):
+            feed.trim(tag=f"{number}")
+        feed.checkpoint()
+        kept = [one for key in feed.keys(BOOK_ROWS) for one in row_seqnums(key, feed.disk.rows[key])]
+        assert kept == seqnums[20:]

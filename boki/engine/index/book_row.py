@@ -149,6 +149,15 @@ class BookRow(Row):
             part.payload_bytes += payload_bytes * (until - at) // len(seqnums)
             at = until
 
+    def _grow(self, seqnum: int) -> Part:
+        newest = self._newest
+        part = super()._grow(seqnum)
+        if part is not newest and isinstance(self.older, list) and self.older and not self.older[-1].seqnums:
+            closed = self.older[-1]
+            assert isinstance(closed, BookPart)
+            self._merge(closed)
+        return part
+
     def release(self, seqnums: Sequence[int]) -> tuple[int, int]:
         """See `BookPart.release`."""
         count = size = at = 0
@@ -171,7 +180,7 @@ class BookRow(Row):
 
         Else every part that trims of tags empty would stay on the disk.
         """
-        before = self.part_at(part.start - 1) if part.start else part
+        before = self.part_at(part.start - 1) if part.start > self._floors.hidden else part
         if before.says_nothing or before is part:
             return  # there is none
         assert isinstance(self.older, list)
@@ -183,6 +192,12 @@ class BookRow(Row):
         before.until = part.until
         before.flags |= GAP_AT_END
         self._touch(before)  # it stays in memory until the disk has forgotten the other
+
+    def drop_below(self, floor: int) -> Part:
+        """See `Row.drop_below`."""
+        holder = super().drop_below(floor)
+        self._floors = self._floors.but(hidden=floor)
+        return holder
 
     def cut_off(self, low: int, floor: int) -> tuple[int, int]:
         """Forget all records below `floor`. → (how many were not below `low`, their payload bytes)"""
