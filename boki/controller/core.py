@@ -171,6 +171,7 @@ class ControllerCore:
             case InstallMembership(membership):
                 if membership.number > self._membership.number:
                     self._membership, self._inventory.wants_all = membership, True
+                    self.heartbeats.register({member.node: member.incarnation for member in membership.members})
             case InstallPlan(plan):
                 if not self._has_plan or plan.version > self._plan.version:
                     if plan.draining != self._plan.draining:
@@ -248,8 +249,8 @@ class ControllerCore:
         return ()
 
     def _hear(self, sender: NodeId, pong: Pong) -> Iterable[Effect]:
-        self._inventory.note_life(sender, pong.incarnation)
-        self.heartbeats.hear(sender, pong)
+        if self.heartbeats.hear(sender, pong):
+            self._inventory.note_life(sender, pong.incarnation)
         known = self.chain.current.term if self.chain else 0
         return (Send(COORDINATOR, FetchView(known)),) if pong.term > known else ()
 

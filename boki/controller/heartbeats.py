@@ -24,7 +24,7 @@ from boki.protocol.messages import Ping, Pong
 
 _WIDE_ROUNDS: Final = 5
 _AWAKE_US: Final = 200_000
-"""Ticks come every 50 to 125 ms; of the time between two of them no more than this counts."""
+"""A leader's ticks come every 50 to 150 ms; of the time between two of them no more than this counts."""
 
 
 @dataclass(slots=True)
@@ -86,13 +86,23 @@ class Heartbeats:
         unanswered = [pulse.unanswered_since for pulse in self._pulses.values() if pulse.unanswered_since]
         return min(self._ping_at, min(unanswered, default=self._ping_at) + self._timeout_us)
 
-    def hear(self, node: NodeId, pong: Pong) -> None:
-        """A node lives."""
+    def register(self, incarnations: Mapping[NodeId, int]) -> None:
+        """As these incarnations nodes are registered: what a later one has answered is of a directory that was there
+        meanwhile, and this one's answers count again.
+        """
+        for node, incarnation in incarnations.items():
+            pulse = self._pulses.get(node)
+            if pulse is not None and pulse.pong is not None and pulse.pong.incarnation > incarnation:
+                pulse.pong = None
+
+    def hear(self, node: NodeId, pong: Pong) -> bool:
+        """A node lives. False: it is not asked, or this is a former incarnation of it."""
         pulse = self._pulses.get(node)
         if pulse is None or (pulse.pong is not None and pong.incarnation < pulse.pong.incarnation):
-            return  # a former incarnation of it
+            return False
         pulse.unanswered_since = pulse.silent_since = 0
         pulse.pong = pong
+        return True
 
     def watch(self, view: View, now_us: int) -> None:
         """Notice which primaries of the view answer without leading all that it gives them."""

@@ -128,8 +128,7 @@ class Inventory:
         """The node answers under that incarnation. If that was another one when it was last heard, however long ago,
         what it said of its disk holds no more; what it said of the metalog does.
         """
-        known = self._lives.setdefault(node, incarnation)
-        if incarnation <= known:
+        if self._lives.setdefault(node, incarnation) == incarnation:
             return
         self._lives[node] = incarnation
         self._scans.pop(node, None)
