@@ -43,7 +43,8 @@ from boki.protocol.output_commit import IN_LOG, holds, split_early
 _log = logging.getLogger("boki.host")
 
 TICK_S = 0.05
-_RESTS_US: Final = (REST_US, REST_US // 2, REST_US // 4)
+_RESTS_S: Final = tuple(REST_US / parts / 1_000_000 for parts in (1, 2, 4))
+"""Periods of cores that rest: the longest whose next beat is no later than what a core waits for."""
 _PATIENT: Final = (Note, IndexBatch)
 """Classes of what may wait for the next message or tick."""
 
@@ -224,13 +225,11 @@ class Host:
         """
         if self.stopped:
             return
-        rest_us = self._rest_us(now)
-        period_us = next((period_us for period_us in _RESTS_US if rest_us >= period_us - EARLY_US), 0)
-        self._rests = period_us > 0
-        period_s = period_us / 1_000_000 or TICK_S
-        delay_s = beat_delay_s(self._loop.time(), period_s)
-        if self._rests and delay_s < (rest_us - EARLY_US) / 1_000_000:
-            delay_s += period_s  # else a tick with nothing to do would be followed by one between two beats
+        time_s, latest_s = self._loop.time(), (self._rest_us(now) + EARLY_US) / 1_000_000
+        delays_s = (beat_delay_s(time_s, period_s) for period_s in _RESTS_S)
+        rest_s = next((delay_s for delay_s in delays_s if delay_s <= latest_s), 0.0)
+        self._rests = rest_s > 0
+        delay_s = rest_s or beat_delay_s(time_s, TICK_S)
         self._tick_at_us = now + int(delay_s * 1_000_000)
         self._timer = self._loop.call_later(delay_s, self._tick)
 

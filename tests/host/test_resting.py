@@ -27,14 +27,15 @@ class Timer:
 
 
 class Loop:
-    """A loop whose time stands at a beat; `timers` are those that were asked for, `jobs` what is to run soon."""
+    """A loop whose time stands, at first at a beat; `timers` were asked for, `jobs` are to run soon."""
 
     def __init__(self) -> None:
         self.timers: list[Timer] = []
         self.jobs: list[Callable[[], None]] = []
+        self.time_s = 100.0
 
     def time(self) -> float:
-        return 100.0
+        return self.time_s
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer:
         self.timers.append(Timer(delay_s, callback))
@@ -99,6 +100,17 @@ def test_a_core_that_rests_is_ticked_twice_a_second() -> None:
     core.rest_us = 0
     assert tick(loop) == TICK_S
     assert core.ticks == 7
+
+
+def test_no_tick_comes_later_than_what_a_core_waits_for() -> None:
+    """Wherever between two beats it is: a read that ends then must not wait for a beat of those that rest longer."""
+    for phase_ms in range(0, 500, 7):
+        for rest_ms in range(0, 600, 11):
+            core = Core()
+            core.rest_us = rest_ms * 1000
+            _, loop = made(core)
+            loop.time_s += phase_ms / 1000
+            assert tick(loop) <= max((core.rest_us + EARLY_US) / 1_000_000, 1.5 * TICK_S)
 
 
 def test_what_is_heard_ends_the_rest_if_something_waits_then() -> None:
