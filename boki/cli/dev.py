@@ -7,10 +7,8 @@ was acknowledged is durable, so that nothing is lost by it. If the log cannot co
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import signal
-import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +19,7 @@ from boki.cli.url_file import announced
 from boki.config.loading import DevConfig
 from boki.config.up import UpConfig
 from boki.errors import DataDirectoryInUse, InvalidArgument, Unavailable
+from boki.host.address import check_address
 from boki.host.process import prepare_process, spare_the_collector
 
 if TYPE_CHECKING:
@@ -115,25 +114,6 @@ def check_functions(flag: object, folder: Path) -> None:
     """A folder that was named on the command line is there; the default one may be missing."""
     if flag is not None and not folder.is_dir():
         raise InvalidArgument(f"--functions {folder}: there is no such folder", field="functions")
-
-
-def check_address(host: str, port: int) -> None:
-    """`Unavailable` if nobody could listen there: found out before the data directory is made or opened."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
-        number = error.errno or 0  # of a name that leads nowhere it is negative, and no number of the system's
-        why = os.strerror(number).lower() if number > 0 else error.strerror or str(error)
-        other = {errno.EADDRINUSE: "choose another with --port, or 0 for any free one", errno.EACCES: "try --port 8080"}
-        remedy = other.get(number, "is --host an address of this machine?")
-        raise Unavailable(
-            f"cannot listen at {host}:{port}: {why}; {remedy}", errno=number, why=why, retryable=False
-        ) from None
 
 
 command = command_of(run, DevConfig)

@@ -12,12 +12,12 @@ import msgspec
 import typer
 
 from boki.cli.connection import AsJson, check_file, data_directory, running_here
-from boki.cli.dev import check_address
 from boki.cli.help import examples
 from boki.cli.terminal import print_json, results
 from boki.config.loading import Address, DevConfig, load
 from boki.doctor.findings import Finding
 from boki.errors import BokiError, ConfigError
+from boki.host.address import check_address
 
 _MARKS: Final = {"ok": ("ok", "green"), "note": ("note", "yellow"), "bad": ("bad", "bold red")}
 _FOUND_AT: Final = 20

@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from boki.cli.connection import tries
-from boki.cli.dev import check_address, check_functions
+from boki.cli.dev import check_functions
 from boki.cli.flags import command_of, load_flags
 from boki.cli.help import examples
 from boki.cli.terminal import errors, progress, results
 from boki.config.loading import ENV_PREFIX, DevConfig
 from boki.config.up import UpConfig
 from boki.errors import BokiError, Unavailable
+from boki.host.address import check_address
 
 if TYPE_CHECKING:
     from boki.cli.up_screen import UpScreen

@@ -16,8 +16,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from boki.config.node import NodeConfig, load_host, load_node
+from boki.config.node import GatewayNodeConfig, NodeConfig, load_host, load_node
 from boki.errors import BokiError, InvalidArgument
+from boki.host.address import check_address
 from boki.host.private_files import keep_private
 from boki.host.process import prepare_process, spare_the_collector
 from boki.log.membership import Role
@@ -36,8 +37,12 @@ _log = logging.getLogger("boki.node")
 def run_process(config: NodeConfig, roles: Mapping[Role, NodeConfig]) -> int:
     """Run the node in this process until a signal or a failure ends it; the exit code.
 
-    SIGTERM or SIGINT: drain with a limit, 0. A second one ends the process at once with 130.
+    SIGTERM or SIGINT: drain with a limit, 0. A second one ends the process at once with 130. `Unavailable` if its
+    gateway could not listen, before any role takes part.
     """
+    gateway = roles.get(Role.GATEWAY)
+    if isinstance(gateway, GatewayNodeConfig):
+        check_address(gateway.host, gateway.port, reuse_port=gateway.reuse_port)
     log_to(sys.stdout, config.log_format, config.name)
     import uvloop
 
