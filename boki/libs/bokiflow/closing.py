@@ -11,8 +11,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from boki import Context, NoSuchInvocation, WrongState
-from boki.extending import OVER, CallsById, Payload, Suspend, calls_reporting_to, encode_any, ends_of
+from boki import ConditionFailed, Context, Expect, NoSuchInvocation, WrongState
+from boki.extending import OVER, CallsById, InvocationState, Payload, Suspend, calls_reporting_to, encode_any, ends_of
 from boki.libs.bokiflow.clocks import clock_of
 from boki.libs.bokiflow.records import (
     CancelRequested,
@@ -44,15 +44,29 @@ async def close_and_look_again(ctx: Context, keep_s: float) -> Payload:
         return nothing
     if str(state.accepted_us) == accepted_us:
         await kill_tree(ctx, run)
-        end = encode_entry(Entry(0, -1, 0, 0, Ended()))
-        tags = [journal_tag(run), ended_tag(keep_s)]
-        append = partial(ctx.logbook_named(state.book).append, end, tags, key=f"flow-end:{run}:{accepted_us}")
-        await until_answered(append, f"the end of workflow {run}")
+        await _record_end(ctx, run, state, keep_s)
     else:  # it was begun again meanwhile, and what that has started is not to be closed
         await _kill_all(ctx, await _close_children(ctx, run, state.accepted_us))
     if ctx.run_number == 1:
         raise Suspend(clock_of(ctx).now_us() + _AGAIN_US, note="looks once more for children")
     return nothing
+
+
+async def _record_end(ctx: Context, run: str, killed: InvocationState, keep_s: float) -> None:
+    """Say in the journal that the workflow has ended, unless it was begun again meanwhile: the record would take the
+    place of one of the new life, whose step would run again.
+    """
+    book, tag = ctx.logbook_named(killed.book), journal_tag(run)
+    tail = await until_answered(partial(book.check_tail, tag), f"the journal of workflow {run}")
+    state = await until_answered(partial(CallsById(ctx).state, run), f"a look at workflow {run}")
+    if state.accepted_us != killed.accepted_us:
+        return
+    end = encode_entry(Entry(0, -1, 0, 0, Ended()))
+    when = Expect(tag, tail.seqnum if tail is not None else 0)
+    key = f"flow-end:{run}:{killed.accepted_us}"
+    with suppress(ConditionFailed):
+        append = partial(book.append, end, [tag, ended_tag(keep_s)], key=key, when=when)
+        await until_answered(append, f"the end of workflow {run}")
 
 
 async def kill_tree(ctx: Context, run: str) -> None:
