@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from boki.config.node import GatewayNodeConfig, NodeConfig, load_host, load_node
+from boki.config.loading import flag, settings
+from boki.config.node import ALL_CONFIGS, CONFIGS, GatewayNodeConfig, NodeConfig, load_host, load_node
 from boki.errors import BokiError, InvalidArgument
 from boki.host.address import check_address
 from boki.host.private_files import keep_private
@@ -52,15 +53,18 @@ def run_process(config: NodeConfig, roles: Mapping[Role, NodeConfig]) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the node that a supervisor starts by these arguments of `boki`; the exit code."""
-    parser = ArgumentParser("boki")
+    """Run the node that a supervisor starts by these arguments of `boki`; the exit code. Each setting has its flag, as
+    text: only switches of the command line that turn a setting off are not known here.
+    """
+    parser = ArgumentParser("boki", allow_abbrev=False)
     parser.add_argument("command", choices=["start"])
-    parser.add_argument("role")
-    parser.add_argument("--name", required=True)
-    parser.add_argument("--roles")
+    parser.add_argument("role", choices=[_NODE, *CONFIGS])
     parser.add_argument("--config", required=True, type=Path)
+    names = {setting.name for kind in ALL_CONFIGS for setting in settings(kind)}
+    for name in sorted(names):
+        parser.add_argument(flag(name), dest=name)
     given = parser.parse_args(arguments)
-    flags = {name: value for name in ("name", "roles") if (value := getattr(given, name)) is not None}
+    flags = {name: value for name in names if (value := getattr(given, name)) is not None}
     file: Path = given.config
     try:
         if given.role == _NODE:
