@@ -157,7 +157,9 @@ def load_keys(directory: Path, node: NodeId) -> NodeKeys:
     own, secret = _read_key(file)
     ring = KeyRing(directory / LIST_NAME)
     if own.node != node or ring.of(node) != own:
-        raise ConfigError(f"{file} is not the key that {directory / LIST_NAME} has for {node}: run boki keygen")
+        raise ConfigError(
+            f"{file} is not the key that {directory / LIST_NAME} has for {node}: run boki keygen {directory} {node}"
+        )
     return NodeKeys(own, secret, ring)
 
 
@@ -219,7 +221,8 @@ def _read(path: Path) -> str:
     try:
         return path.read_text()
     except FileNotFoundError:
-        raise ConfigError(f"{path} is missing: run boki keygen") from None
+        whose = f" {path.stem}" if path.suffix == ".key" else ""
+        raise ConfigError(f"{path} is missing: run boki keygen {path.parent}{whose}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
 
