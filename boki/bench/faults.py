@@ -54,9 +54,10 @@ def _killed(options: Options, cluster: Cluster, kind: str, number: int) -> Row:
 
 
 def _other_node(cluster: Cluster, status: Status, engine: str) -> str:
-    """A node that the load does not run on: that of the primary, if it may be."""
+    """A node that neither the load nor its request runs on: that of the primary, if it may be."""
     primary = leader_of(status)["primaries"][0]
-    others = [row for row in cluster.state.processes if row.plays and engine not in row.plays]
+    gateways = {name for name, told in status["nodes"].items() if (told or {}).get("url") == cluster.state.url}
+    others = [row for row in cluster.state.processes if row.plays and not gateways.union((engine,)) & set(row.plays)]
     return next((row.node for row in others if primary in row.plays), others[0].node)
 
 

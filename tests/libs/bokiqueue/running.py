@@ -13,6 +13,6 @@ def asynchronous(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[...
 
     @wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
-        asyncio.run(asyncio.wait_for(test(*args, **kwargs), 55))
+        asyncio.run(asyncio.wait_for(test(*args, **kwargs), 200))
 
     return run
