@@ -14,7 +14,7 @@ from boki.errors import CorruptData, Overloaded, VersionTooNew
 from boki.log.batch import Batch, encode_batch
 from boki.log.chunk import Group, encode_chunk
 from boki.log.ids import MAX_SEQNUM, NodeId, make_shard
-from boki.log.metalog import Cut, Trim
+from boki.log.metalog import Cut, ForgetTags, Trim
 from boki.log.record import Expect
 from boki.protocol.effects import Put
 from tests.engine.index_history import small_parts
@@ -388,3 +388,22 @@ def test_what_a_trim_of_the_book_has_taken_does_not_come_back_to_the_disk() -> N
         feed.checkpoint()
         kept = [one for key in feed.keys(BOOK_ROWS) for one in row_seqnums(key, feed.disk.rows[key])]
         assert kept == seqnums[20:]
+
+
+def test_a_late_trim_of_a_forgotten_tag_brings_nothing_back() -> None:
+    """What a higher floor hid stays hidden until the disk has forgotten it: else records lose one tag twice."""
+    feed = Feed()
+    seqnums = []
+    for _ in range(6):
+        feed.append("once", "other")
+        seqnums.append(feed.index.last("book", None))
+    feed.checkpoint()
+    feed.index = Index(feed.disk, memory_bytes=AMPLE, key_window_us=WINDOW_US)
+    for before in (seqnums[5] + 1, seqnums[1]):
+        feed.trim(tag="once", before=before)
+        feed.index.apply(0, ForgetTags("book", ("once",), before, NodeId("engine-1"), 1))
+    row = feed.index._books["book"].rows["once"]
+    row.older, row._newest = (), None  # as the residence may drop what the disk has
+    feed.trim(tag="once", before=seqnums[5] + 1)
+    assert list(feed.index.page("book", "other", 0, MAX_SEQNUM, 10)) == seqnums
+    assert list(feed.index.page("book", None, 0, MAX_SEQNUM, 10)) == seqnums
