@@ -371,8 +371,7 @@ class Row:
     def forget(self) -> None:
         """Drop the floor and what trims have counted: no record is left."""
         if self.floor:
-            # a trim that came late may have set a lower floor since a higher one was forgotten
-            self._floors = Floors(reached=0, hidden=max(self.floor, self._floors.hidden))
+            self._floors = Floors(reached=0, hidden=max(self.floor, self._floors.hidden))  # a late trim's is lower
             self._flags |= _FLOOR_CHANGED
             self._list()
             for part in self.parts():
