@@ -24,7 +24,7 @@ from boki.protocol.messages import Ping, Pong
 
 _WIDE_ROUNDS: Final = 5
 _AWAKE_US: Final = 200_000
-"""A leader's ticks come every 50 to 150 ms; of the time between two of them no more than this counts."""
+"""A leader's ticks come every 50 to 150 ms; of the time between two of them at most this counts."""
 
 
 @dataclass(slots=True)
@@ -87,8 +87,8 @@ class Heartbeats:
         return min(self._ping_at, min(unanswered, default=self._ping_at) + self._timeout_us)
 
     def register(self, incarnations: Mapping[NodeId, int]) -> None:
-        """As these incarnations nodes are registered: what a later one has answered is of a directory that was there
-        meanwhile, and this one's answers count again.
+        """Take these as the current incarnations. A node with a lower one than it last answered with has another
+        directory now, an older one: the old answer is void, and the node is heard again.
         """
         for node, incarnation in incarnations.items():
             pulse = self._pulses.get(node)
@@ -96,7 +96,7 @@ class Heartbeats:
                 pulse.pong = None
 
     def hear(self, node: NodeId, pong: Pong) -> bool:
-        """A node lives. False: it is not asked, or this is a former incarnation of it."""
+        """A node has answered. False if that does not count: it was not asked, or is a former incarnation."""
         pulse = self._pulses.get(node)
         if pulse is None or (pulse.pong is not None and pong.incarnation < pulse.pong.incarnation):
             return False

@@ -1,4 +1,4 @@
-"""Whether clients can be listened for at an address."""
+"""Checks the address at which clients are to connect, before anything is opened for them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from boki.errors import Unavailable
 
 
 def check_address(host: str, port: int, *, reuse_port: bool = False) -> None:
-    """`Unavailable` if nobody could listen there: found out before the data directory is made or opened."""
+    """`Unavailable`, with the remedy, if this process could not listen there.
+
+    `reuse_port`: other processes may listen there, too.
+    """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -1,6 +1,6 @@
 """The row of all records of a book, and its parts.
 
-It carries two things beside the seqnums. Of each record, how many of its tags no trim has passed yet: when the last one
+With the seqnums it keeps two things. Of each record, how many of its tags no trim has passed yet: when the last one
 goes, so does the record (`trim` of a tag). And where such records are missing, so that `get` can tell a trimmed record
 from one that never was. A part that trims of tags have emptied is merged into the one before it.
 """
@@ -213,7 +213,7 @@ class BookRow(Row):
         return count, size
 
     def was_trimmed(self, seqnum: int) -> bool:
-        """Whether trims of tags have taken away a record at `seqnum`, or beside it, where there is none now."""
+        """Whether trims of tags have taken away a record at `seqnum`, or next to it, where there is none now."""
         part = self.part_at(seqnum)
         at = bisect_left(part.seqnums, seqnum)
         if at == len(part.seqnums):

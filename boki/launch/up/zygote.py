@@ -33,7 +33,8 @@ _PADDING: Final = "." * 200
 _FAILED: Final = 1
 PROGRAM: Final = ("boki.launch.up.zygote",)
 """The module that is run, and its own arguments."""
-_IMPORTED: Final = ("boki.node.process", "uvloop")
+_NODE: Final = "boki.node.process"
+_IMPORTED: Final = (_NODE, "uvloop")
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -133,7 +134,7 @@ def _be_role(order: Order, supervisor_pid: int, middle: int) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = ["boki", *order.arguments]
     set_title(" ".join(sys.argv))
-    sys.exit(importlib.import_module("boki.node.process").main(order.arguments))
+    sys.exit(importlib.import_module(_NODE).main(order.arguments))
 
 
 def set_title(text: str) -> None:

@@ -208,7 +208,7 @@ class Attempts:
             # What a step changes of its arguments is not in its record: another attempt, or a replay, does not see it.
             try:
                 args, kwargs = deepcopy((args, kwargs))
-            except Exception as error:  # noqa: BLE001 - it is that of the arguments' classes
+            except Exception as error:  # noqa: BLE001 - classes of the arguments may raise anything
                 self._failed(error)
                 return
         if self.ends_at_once:

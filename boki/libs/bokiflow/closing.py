@@ -44,7 +44,7 @@ async def close_and_look_again(ctx: Context, keep_s: float) -> Payload:
         return nothing
     if str(state.accepted_us) == accepted_us:
         await kill_tree(ctx, run)
-        await _record_end(ctx, run, state, keep_s)
+        await record_end(ctx, run, state, keep_s)
     else:  # it was begun again meanwhile, and what that has started is not to be closed
         await _kill_all(ctx, await _close_children(ctx, run, state.accepted_us))
     if ctx.run_number == 1:
@@ -52,15 +52,19 @@ async def close_and_look_again(ctx: Context, keep_s: float) -> Payload:
     return nothing
 
 
-async def _record_end(ctx: Context, run: str, killed: InvocationState, keep_s: float) -> None:
-    """Say in the journal that the workflow has ended, unless it was begun again meanwhile: the record would take the
-    place of one of the new life, whose step would run again.
+async def record_end(ctx: Context, run: str, killed: InvocationState, keep_s: float) -> None:
+    """Record in the journal that the workflow has ended, unless it was begun again since: the record would take the
+    place of one of the new life, which would then run a step again.
+
+    The journal is read before the state, so that a life which begins after that fails the condition by its first
+    record.
     """
     book, tag = ctx.logbook_named(killed.book), journal_tag(run)
     tail = await until_answered(partial(book.check_tail, tag), f"the journal of workflow {run}")
-    state = await until_answered(partial(CallsById(ctx).state, run), f"a look at workflow {run}")
-    if state.accepted_us != killed.accepted_us:
-        return
+    with suppress(NoSuchInvocation):  # forgotten since: then nothing was begun again
+        state = await until_answered(partial(CallsById(ctx).state, run), f"a look at workflow {run}")
+        if state.accepted_us != killed.accepted_us:
+            return
     end = encode_entry(Entry(0, -1, 0, 0, Ended()))
     when = Expect(tag, tail.seqnum if tail is not None else 0)
     key = f"flow-end:{run}:{killed.accepted_us}"

@@ -261,7 +261,7 @@ class Execution:
                 if self._ended.done() or not self._carrier.run_next():
                     break
                 self._look()
-        except Exception as error:  # noqa: BLE001 - a bug of ours or of the user's classes: nobody else would say so
+        except Exception as error:  # noqa: BLE001 - a callback of the loop: the run would wait forever
             self.end(error)
         finally:
             self._is_turning = False

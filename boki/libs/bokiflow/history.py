@@ -105,7 +105,7 @@ class History:
         """Between these seqnums of the inbox, requests to cancel, to pause and to resume were forgotten by a rewind."""
         self._scopes: tuple[tuple[int, str], ...] = ()
         self._heard = 0
-        """How far the lives up to now have heard the inbox: what stands there is none of a later life's."""
+        """The seqnum up to which the lives so far have read the inbox: a later life begins behind it."""
         self.has_ended = False
         """Whether the last record says that the workflow has ended."""
 

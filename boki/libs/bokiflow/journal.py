@@ -91,7 +91,7 @@ class JournalWriter:
         return True
 
     def note_seen(self, seen: int, at_us: int, began_us: int) -> None:
-        """Record how far the inbox was heard: a later life that follows a kill in a pause hears none of that again."""
+        """Record how far the inbox was read, so that a life after a kill in a pause does not read that again."""
         if seen > self.seen:
             self.add(Began(), seen, at_us, began_us)
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from unittest.mock import AsyncMock
 
+import msgspec
 import pytest
 
 from boki import FunctionFailed
+from boki.extending import CallsById
 from boki.libs.bokiflow import flow, step, workflow
+from boki.libs.bokiflow.closing import record_end
 from boki.libs.bokiflow.hooks import Hooks, hooks, installed
+from boki.libs.bokiflow.records import journal_tag
 from boki.testing import context, flows
 
 RAN: list[str] = []
@@ -73,6 +77,23 @@ async def test_an_earlier_lifes_pause_does_not_pause_the_next_one() -> None:
         again = await listener.start(ctx, "x", id="1", if_ended="again")
         await again.signal("go", "now")
         assert await again.result() == "heard now"
+
+
+async def test_the_end_of_a_killed_life_takes_no_place_of_the_next_one() -> None:
+    """What was begun again under the id would be overtaken by that record, and run its step again."""
+    async with context() as ctx:
+        await listener.start(ctx, "x", id="1")
+        await ctx.clock.advance(1)
+        run = listener.handle(ctx, "1").invocation_id
+        state = await CallsById(ctx).state(run)
+        before = await ctx.logbook.check_tail(journal_tag(run))
+        await record_end(ctx, run, msgspec.structs.replace(state, accepted_us=state.accepted_us - 1), 60.0)
+        assert await ctx.logbook.check_tail(journal_tag(run)) == before
+        await record_end(ctx, run, state, 60.0)
+        after = await ctx.logbook.check_tail(journal_tag(run))
+        assert before is not None
+        assert after is not None
+        assert after.seqnum > before.seqnum
 
 
 class _Counting(Hooks):

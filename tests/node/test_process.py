@@ -1,0 +1,46 @@
+"""A node as a process: what a supervisor's arguments mean, and what is refused before anything takes part."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from boki.node import process
+
+
+def config(folder: Path, **settings: str) -> Path:
+    file = folder / "boki.toml"
+    values = {"zookeeper": "127.0.0.1:1", "data": str(folder / "data"), **settings}
+    file.write_text("".join(f'{name} = "{value}"\n' for name, value in values.items()))
+    return file
+
+
+@pytest.mark.parametrize("role", ["gateway", "node"])
+def test_a_port_in_use_is_refused_in_a_line_before_the_node_registers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], role: str
+) -> None:
+    """A supervisor would start it again and again, and each time all its roles would take part first."""
+    roles = ("--roles", "storage,gateway") if role == "node" else ()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        arguments = ["start", role, "--name", "node-1", "--config", str(config(tmp_path)), "--port", port, *roles]
+        assert process.main(arguments) == 1
+    assert f"error: cannot listen at 127.0.0.1:{port}: address already in use" in capsys.readouterr().err
+    assert not (tmp_path / "data").exists()
+
+
+def test_what_a_setting_does_not_take_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As by the command line, and with its exit code."""
+    arguments = ["start", "storage", "--name", "s", "--config", str(config(tmp_path)), "--control-port", "99999"]
+    assert process.main(arguments) == 2
+    assert "control_port" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("wrong", [["start", "poet"], ["start", "storage", "--colour", "red"], ["stop"]])
+def test_what_no_supervisor_says_is_refused(wrong: list[str], tmp_path: Path) -> None:
+    """An unknown role, flag or command."""
+    with pytest.raises(SystemExit) as refused:
+        process.main([*wrong, "--name", "s", "--config", str(config(tmp_path))])
+    assert refused.value.code == 2
