@@ -249,21 +249,6 @@ def test_errors_arrive_as_they_were_raised() -> None:
     against(test)
 
 
-def test_the_next_gateway_is_asked_when_one_is_gone() -> None:
-    """And from then on at once; with none left, the error says that nothing was sent."""
-    gone = "http://127.0.0.1:1"
-
-    def test(client: BlockingClient, backend: FakeBackend) -> None:
-        with BlockingClient(f"{gone},{client.url}") as other:
-            other.invoke("echo", 1)
-            assert other._port._gateways.current == client.url
-            assert other.url == f"{gone},{client.url}"
-        with BlockingClient(f"{gone},{gone}") as lost, pytest.raises(Unavailable):
-            lost.invoke("echo", 1)
-
-    against(test)
-
-
 def test_closing_keeps_no_connection() -> None:
     """Also none that comes back later."""
 

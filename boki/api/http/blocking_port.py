@@ -32,6 +32,7 @@ from boki.log.metalog import Positions, merge_positions
 from boki.log.operations import Answer, Operation
 
 _CONNECT_TIMEOUT_S: Final = 10.0
+_SHORTEST_S: Final = 0.001
 _IDLE_S: Final = 15.0
 """An idle connection is not used after this, so that no request runs into its end."""
 _PART_BYTES: Final = 64 * 1024
@@ -74,25 +75,25 @@ class BlockingHttpPort:
             merge_positions(positions, seen)
 
     def send(self, request: HttpRequest) -> HttpAnswer:
-        """The answer, whatever its status. `Unavailable` if nothing was sent; `ConnectionLost`; `DeadlineExceeded`."""
+        """The answer, whatever its status. `Unavailable` if nothing was sent; `ConnectionLost`, if there is no other
+        gateway or the request must not be carried out twice; `DeadlineExceeded`.
+        """
         first, *more = self.stream(request)
         return HttpAnswer(first.status, first.headers, b"".join(part.body for part in more)) if more else first
 
     def stream(self, request: HttpRequest) -> Generator[HttpAnswer, None, None]:
         """The answer, as `send`. One that is streamed comes first without a body, then part by part as it arrives."""
+        until = monotonic() + request.timeout_s
         for attempt in count(1):
             url = self._gateways.current
-            answers = self._stream(url, request)
+            answers = self._stream(url, request, max(until - monotonic(), _SHORTEST_S))
             try:
                 first = next(answers)
-            except Unavailable:
+            except (Unavailable, ConnectionLost, DeadlineExceeded) as error:
                 self._gateways.leave(url)
-                if self._is_closed or attempt >= len(self._gateways.urls):
+                if self._is_closed or monotonic() >= until or not self._gateways.may_repeat(request, error, attempt):
                     raise
                 continue
-            except (ConnectionLost, DeadlineExceeded):
-                self._gateways.leave(url)
-                raise
             if attempt > MAX_REFUSALS or not is_draining(first):
                 yield first
                 yield from answers
@@ -100,14 +101,14 @@ class BlockingHttpPort:
             answers.close()
             self._gateways.leave(url)
 
-    def _stream(self, url: str, request: HttpRequest) -> Generator[HttpAnswer, None, None]:
+    def _stream(self, url: str, request: HttpRequest, timeout_s: float) -> Generator[HttpAnswer, None, None]:
         if self._is_closed:
             raise closed()
-        connection = self._take(url) or _connect(url, request.timeout_s)
+        connection = self._take(url) or _connect(url, timeout_s)
         is_reusable = False
         headers: dict[str, str] = {}
         try:
-            connection.sock.settimeout(request.timeout_s)
+            connection.sock.settimeout(timeout_s)
             target = urlsplit(url).path + request.target
             connection.request(request.method, target, request.body or None, self._headers | request.headers)
             response = connection.getresponse()

@@ -25,6 +25,7 @@ from boki.log.checks import check_book, check_seconds
 from boki.log.ids import check_name
 from boki.log.metalog import Positions, format_positions, merge_positions, parse_positions
 from boki.log.operations import Answer, Failure, Operation, Reply, Request
+from boki.protocol.asking import is_repeatable
 from boki.protocol.calls import OVER, CallStatus, Encoding, Payload
 from boki.retry import Retry, check_retry
 
@@ -85,6 +86,15 @@ class HttpRequest:
     timeout_s: float
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
+    operation: Operation | None = None
+    """The log operation that it carries, if it does."""
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether it may be sent again after the connection broke: it changes nothing, or has a key."""
+        if self.operation is not None:
+            return is_repeatable(self.operation)
+        return self.method == "GET" or KEY in self.headers
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +146,8 @@ def log_request(operation: Operation, positions: Positions, timeout_s: float) ->
     """One log operation as a request."""
     timeout_s = min(timeout_s, MAX_TIMEOUT_S)
     body = _encode(Request(0, positions, max(1, int(timeout_s * 1e6)), operation))
-    return HttpRequest("POST", "/logbook", timeout_s + _MARGIN_S, {"Content-Type": LOG_CONTENT_TYPE}, body)
+    headers = {"Content-Type": LOG_CONTENT_TYPE}
+    return HttpRequest("POST", "/logbook", timeout_s + _MARGIN_S, headers, body, operation)
 
 
 def log_answer(answer: HttpAnswer, positions: Positions) -> Answer:

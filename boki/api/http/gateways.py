@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from boki.api.http.exchange import HttpAnswer, check_url, error_of
+from boki.api.http.exchange import HttpAnswer, HttpRequest, check_url, error_of
+from boki.errors import ConnectionLost, DeadlineExceeded, Unavailable
 
 
 class Gateways:
@@ -21,6 +22,18 @@ class Gateways:
         """That gateway is gone: ask the next one, unless another request has found out before."""
         if url == self.current:
             self.current = self.urls[(self.urls.index(url) + 1) % len(self.urls)]
+
+    def may_repeat(
+        self, request: HttpRequest, error: Unavailable | ConnectionLost | DeadlineExceeded, attempt: int
+    ) -> bool:
+        """Whether the next one is asked the same, after that attempt (counted from 1) has ended so. What may have been
+        carried out only if it does no harm twice; and each is asked once.
+        """
+        if attempt >= len(self.urls):
+            return False
+        if isinstance(error, ConnectionLost):
+            return error.retryable and request.is_repeatable
+        return isinstance(error, Unavailable)
 
 
 MAX_REFUSALS: Final = 100

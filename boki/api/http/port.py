@@ -6,6 +6,7 @@ import asyncio
 from io import BytesIO
 from itertools import count
 from math import inf
+from time import monotonic
 from typing import Final
 
 import aiohttp
@@ -30,6 +31,7 @@ from boki.log.metalog import Positions
 from boki.log.operations import Answer, Operation
 
 _CONNECT_TIMEOUT_S: Final = 10.0
+_SHORTEST_S: Final = 0.001
 _IDLE_S: Final = 15.0
 """An idle connection is closed before the gateway would close it, so that no request runs into its end."""
 _ONE_PIECE_BYTES: Final = 256 * 1024
@@ -56,30 +58,30 @@ class HttpPort:
         return library_answer(await self.send(library_request(target, body, positions, timeout_s)), positions)
 
     async def send(self, request: HttpRequest) -> HttpAnswer:
-        """The answer, whatever its status. `Unavailable` if nothing was sent; `ConnectionLost`; `DeadlineExceeded`."""
+        """The answer, whatever its status. `Unavailable` if nothing was sent; `ConnectionLost`, if there is no other
+        gateway or the request must not be carried out twice; `DeadlineExceeded`.
+        """
+        until = monotonic() + request.timeout_s
         for attempt in count(1):
             url = self._gateways.current
             try:
-                answer = await self._send(url, request)
-            except Unavailable:
+                answer = await self._send(url, request, until - monotonic())
+            except (Unavailable, ConnectionLost, DeadlineExceeded) as error:
                 self._gateways.leave(url)
-                if self._is_closed or attempt >= len(self._gateways.urls):
+                if self._is_closed or monotonic() >= until or not self._gateways.may_repeat(request, error, attempt):
                     raise
-            except (ConnectionLost, DeadlineExceeded):
-                self._gateways.leave(url)
-                raise
             else:
                 if attempt > MAX_REFUSALS or not is_draining(answer):
                     break
                 self._gateways.leave(url)
         return answer
 
-    async def _send(self, url: str, request: HttpRequest) -> HttpAnswer:
+    async def _send(self, url: str, request: HttpRequest, timeout_s: float) -> HttpAnswer:
         if self._is_closed:
             raise closed()
         timeout = aiohttp.ClientTimeout(
-            total=request.timeout_s,
-            connect=min(_CONNECT_TIMEOUT_S, request.timeout_s),
+            total=max(timeout_s, _SHORTEST_S),  # 0 would be none
+            connect=max(min(_CONNECT_TIMEOUT_S, timeout_s), _SHORTEST_S),
             ceil_threshold=inf,  # else what is above 5 s is rounded up to a whole second of the loop's clock
         )
         headers: dict[str, str] = {}
