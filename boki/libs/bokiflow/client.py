@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import Any, Generic, TypeVar, Unpack, overload
-from uuid import uuid4
 
 import msgspec
 
@@ -26,6 +25,7 @@ from boki.libs.bokiflow.handles import WorkflowState, WorkflowStatus
 from boki.libs.bokiflow.outside import (
     StartOptions,
     failure_of_body,
+    id_or_new,
     name_of,
     pairs_of,
     path_of,
@@ -36,6 +36,7 @@ from boki.libs.bokiflow.outside import (
 from boki.libs.bokiflow.timeline import Span
 from boki.libs.bokiflow.upgrading import Upgrade
 from boki.libs.bokiflow.workflows import IfEnded, IfRunning, Workflow
+from boki.libs.fold.arguments import MAX_KEY_CHARS
 
 Pay = TypeVar("Pay")
 R = TypeVar("R")
@@ -98,7 +99,7 @@ class FlowClient:
         outcome open, start it again under the same `id`.
         """
         query = {
-            "id": uuid4().hex if id is None else id,
+            "id": id_or_new(id),
             "if_running": if_running,
             "if_ended": if_ended,
             "delay_s": delay_s,
@@ -203,7 +204,7 @@ class FlowHandle(Generic[R]):
 
     async def update(self, name: str, payload: Any = None, *, id: str | None = None, wait_s: float = 60.0) -> Any:  # noqa: A002
         """See `Handle.update`. `DeadlineExceeded` after `wait_s`: the same `id` gives the answer later."""
-        key, until = id or uuid4().hex, monotonic() + wait_s
+        key, until = id_or_new(id, MAX_KEY_CHARS), monotonic() + wait_s
         while True:
             left_s = min(_POLL_S, until - monotonic())
             try:
@@ -247,7 +248,7 @@ class FlowHandle(Generic[R]):
 
     async def fork(self, step: int | None = None, *, id: str | None = None) -> FlowHandle[R]:  # noqa: A002
         """See `Handle.fork`."""
-        found = await self._ask("fork", query={"step": "" if step is None else str(step), "id": id or ""})
+        found = await self._ask("fork", query={"step": "" if step is None else str(step), "id": id_or_new(id)})
         return FlowHandle(self._client, self._code, found["id"], self._book)
 
     async def upgrade(self, version: int | None = None, *, dry_run: bool = False) -> Upgrade:

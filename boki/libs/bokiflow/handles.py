@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import msgspec
 
-from boki import BokiError, DeadlineExceeded, InvalidArgument, LogBook, NoSuchInvocation, WrongState
+from boki import BokiError, DeadlineExceeded, InvalidArgument, KeyReused, LogBook, NoSuchInvocation, WrongState
 from boki.extending import (
     ATTENDS,
     OVER,
@@ -166,8 +166,9 @@ class Handle(Generic[R]):
     ) -> Any:
         """Send a message and wait for its answer; raises what the handler, or its validator, raised.
 
-        `id`: the same id sends nothing again, and gives the same answer. `DeadlineExceeded` if that has not come after
-        `wait_s`, or at the deadline of the calling function: the update was sent, and its id is in the error.
+        `id`: the same id sends nothing again, and gives the same answer; `KeyReused` if it was another update.
+        `DeadlineExceeded` if the answer has not come after `wait_s`, or at the deadline of the calling function: the
+        update was sent, and its id is in the error.
         """
         if id is None:
             with suppress(NoSuchWorkflow):
@@ -177,8 +178,8 @@ class Handle(Generic[R]):
         seqnum = await self._send(note, f"update:{update_id}")
         try:
             async with asyncio.timeout(wait_s):
-                answer = await self._answer(update_id, seqnum + 1)
-        except WorkflowEnded:
+                answer = await self._answer(note, seqnum)
+        except (WorkflowEnded, KeyReused):
             raise
         except (BokiError, TimeoutError) as error:  # it is about the wait: the update is in the log
             why = f" ({error})" if isinstance(error, BokiError) else ""
@@ -213,13 +214,15 @@ class Handle(Generic[R]):
         return None if result is None else decode_any(result, f"answer of query {name}")
 
     async def resolve(self, promise: str, value: Any = None) -> None:
-        """Give the promise of that name its value. The first value or error counts."""
-        result = Result(encode_any(value, f"value of promise {promise}"))
-        await self._send(Resolved(check_key(promise, "promise"), result), None)
+        """Give the promise of that name its value. The first value or error counts, and again does nothing.
+
+        `WorkflowEnded` if it has ended without one.
+        """
+        await self._settle(promise, Result(encode_any(value, f"value of promise {promise}")))
 
     async def reject(self, promise: str, error: BokiError) -> None:
-        """Have the promise of that name raise this error."""
-        await self._send(Resolved(check_key(promise, "promise"), Result(None, Failure.of(error))), None)
+        """Have the promise of that name raise this error. As `resolve`."""
+        await self._settle(promise, Result(None, Failure.of(error)))
 
     async def cancel(self, reason: str = "") -> None:
         """Ask it to end: its body is cancelled as a task is, and undoes what it has done. Again: nothing more happens.
@@ -298,20 +301,48 @@ class Handle(Generic[R]):
 
     # in between
 
+    async def _settle(self, promise: str, result: Result) -> None:
+        check_key(promise, "promise")
+        try:
+            await self._check_running()
+        except NoSuchWorkflow:
+            pass
+        except WorkflowEnded:
+            if await self._is_settled(promise):  # which may be what has ended it
+                return
+            raise
+        await self._send(Resolved(promise, result), None)
+
+    async def _is_settled(self, promise: str) -> bool:
+        """Whether the promise was given a value or an error."""
+        start, is_end = 0, False
+        while not is_end:
+            page = await self._logbook.read(inbox_tag(self.invocation_id), start=start, limit=_PAGE)
+            notes = (note_of(record.data) for record in page.records)
+            if any(isinstance(note, Resolved) and note.name == promise for note in notes):
+                return True
+            start, is_end = page.next_start, page.is_end
+        return False
+
     async def _send(self, note: Note, key: str | None) -> int:
         tag = inbox_tag(self.invocation_id)
         logged = None if key is None else f"flow:{self.invocation_id}:{key}"
         return await self._logbook.append(encode_note(note), [tag], key=logged)
 
-    async def _answer(self, update_id: str, start: int) -> Result:
-        """Wait for the answer, or for the end of the workflow."""
+    async def _answer(self, update: Updated, start: int) -> Result:
+        """Wait for the answer, or for the end of the workflow. The update is the record at `start`, or another is that
+        was sent under its id before.
+        """
         tag = inbox_tag(self.invocation_id)
         while True:
             page = await self._logbook.read(tag, start=start, limit=_PAGE, wait_s=_ANSWER_S)
             for record in page.records:
                 note = note_of(record.data)
-                if isinstance(note, Answered) and note.id == update_id:
+                if isinstance(note, Answered) and note.id == update.id:
                     return note.result
+                if isinstance(note, Updated) and note.id == update.id and note != update:
+                    said = f"the id {update.id!r} was used for another update of {self!r} ({note.name}): use a new one"
+                    raise KeyReused(said, field="id", update=update.id)
             start = page.next_start
             state = None if page.records else await self._state()
             if state is not None and state.state in OVER:

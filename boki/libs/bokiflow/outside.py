@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypedDict
 from urllib.parse import quote
+from uuid import uuid4
 
 import msgspec
 
 from boki import InvalidArgument
 from boki.extending import Attribute, Failure, Function, Payload, decode_any, encode_any
 from boki.libs.bokiflow.attributes import check_attributes
-from boki.libs.bokiflow.handles import WorkflowState
+from boki.libs.bokiflow.handles import MAX_ID_CHARS, WorkflowState
 from boki.libs.bokiflow.workflows import IfEnded, IfRunning, Workflow
+from boki.libs.fold.arguments import check_key
 
 
 class StartOptions(TypedDict, total=False):
@@ -26,6 +28,11 @@ class StartOptions(TypedDict, total=False):
     limit_key: str
     priority: int
     book: str
+
+
+def id_or_new(id: str | None, most_chars: int = MAX_ID_CHARS) -> str:  # noqa: A002 - as everywhere
+    """The id, or a new one if none is given. `InvalidArgument` if it can be none: an empty one is no wish for one."""
+    return uuid4().hex if id is None else check_key(id, "id", most_chars)
 
 
 def name_of(workflow: Workflow[Any, Any] | str) -> str:

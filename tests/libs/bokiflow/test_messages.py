@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import boki.testing
-from boki import FunctionFailed, InvalidArgument
+from boki import FunctionFailed, InvalidArgument, KeyReused
 from boki.libs.bokiflow import NoSuchWorkflow, WorkflowEnded, flow, step, workflow
 from boki.libs.bokiflow.records import CancelRequested
 
@@ -104,6 +104,9 @@ async def test_updates(boki_context: boki.testing.Context) -> None:
     await ctx.clock.advance(10)
     assert (await handle.status()).status == "suspended"
     assert await handle.update("deposit", 6, id="six") == 11
+    for other in (handle.update("deposit", 7, id="six"), handle.update("withdraw", 6, id="six")):
+        with pytest.raises(KeyReused, match="'six'"):
+            await other
     with pytest.raises(FunctionFailed, match="not positive"):
         await handle.update("deposit", -1)
     await handle.signal("close")
@@ -185,7 +188,9 @@ async def test_a_handler_that_raises_ends_the_workflow(boki_context: boki.testin
 
 
 async def test_promises(boki_context: boki.testing.Context) -> None:
-    """Completed from outside, before or after the workflow waits; the first value counts."""
+    """Completed from outside, before or after the workflow waits; the first value counts, and may come again. What
+    ended without waiting for a promise cannot be given its value any more.
+    """
 
     @workflow
     async def two() -> list[Any]:
@@ -199,6 +204,11 @@ async def test_promises(boki_context: boki.testing.Context) -> None:
     await handle.resolve("a", 1)
     await handle.resolve("a", 3)
     assert await handle.result() == [1, 2, 1]
+    await handle.resolve("a", 1)
+    await handle.reject("b", FunctionFailed("late"))
+    for late in (handle.resolve("c", 1), handle.reject("c", FunctionFailed("late"))):
+        with pytest.raises(WorkflowEnded):
+            await late
 
 
 UNDONE: list[str] = []

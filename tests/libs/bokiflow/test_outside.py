@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
 import pytest
 
+from boki import Client, InvalidArgument
 from boki.extending import Attribute
 from boki.libs.bokiflow.attributes import parse_attribute
+from boki.libs.bokiflow.client import FlowClient
 from boki.libs.bokiflow.outside import pairs_of
 
 
@@ -36,3 +42,22 @@ def test_an_attribute_arrives_as_it_was_given(value: Attribute) -> None:
     (pair,) = pairs_of({"name": value})
     name, found = parse_attribute(pair)
     assert (name, found, type(found)) == ("name", value, type(value))
+
+
+def test_an_empty_id_is_no_wish_for_a_new_one() -> None:
+    """It is refused before anything is sent: a program whose id is missing would start another workflow each time."""
+
+    async def scenario() -> None:
+        async with Client("http://127.0.0.1:1") as client:
+            flows = FlowClient(client)
+            one = flows.handle("travel", "trip")
+            attempts: list[Coroutine[Any, Any, object]] = [
+                flows.start("travel", id=""),
+                one.fork(id=""),
+                one.update("pay", id=""),
+            ]
+            for attempt in attempts:
+                with pytest.raises(InvalidArgument, match="id must be"):
+                    await attempt
+
+    asyncio.run(scenario())

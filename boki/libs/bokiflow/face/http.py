@@ -343,10 +343,10 @@ async def _rewind(asked: Asked, step: Step = None, book: Book = "") -> object:
 async def _fork(
     asked: Asked,
     step: Step = None,
-    id: Annotated[str, Meta(description="The id of the new one; without it, one is made")] = "",  # noqa: A002
+    id: Annotated[str | None, Meta(description="The id of the new one; without it, one is made")] = None,  # noqa: A002
     book: Book = "",
 ) -> object:
-    forked = await _handle(asked, book).fork(step, id=id or None)
+    forked = await _handle(asked, book).fork(step, id=id)
     return {"id": forked.id, "workflow": asked.parts[0], "invocation": forked.invocation_id}
 
 

@@ -362,7 +362,8 @@ async def a_promise_of_a_workflow_that_was_killed(ctx: Context) -> None:
 
     handle = await waiting.start(ctx)
     await handle.kill()
-    await handle.resolve("p", 1)
+    with pytest.raises(WorkflowEnded):
+        await handle.resolve("p", 1)
     await ctx.clock.advance(10)
     assert (await handle.status()).status == "cancelled"
 
