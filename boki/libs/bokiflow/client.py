@@ -225,6 +225,10 @@ class FlowHandle(Generic[R]):
         """See `Handle.resolve`."""
         await self._ask("promise", promise, payload=(value, f"value of promise {promise}"))
 
+    async def reject(self, promise: str, reason: str = "") -> None:
+        """Have the promise of that name raise a `TerminalError` that says why. See `Handle.reject`."""
+        await self._ask("promise", promise, "reject", query={"reason": reason})
+
     async def cancel(self, reason: str = "") -> None:
         """See `Handle.cancel`."""
         await self._ask("cancel", query={"reason": reason})

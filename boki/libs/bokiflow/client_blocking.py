@@ -225,6 +225,10 @@ class BlockingFlowHandle(Generic[R]):
         """See `Handle.resolve`."""
         self._ask("promise", promise, payload=(value, f"value of promise {promise}"))
 
+    def reject(self, promise: str, reason: str = "") -> None:
+        """Have the promise of that name raise a `TerminalError` that says why. See `Handle.reject`."""
+        self._ask("promise", promise, "reject", query={"reason": reason})
+
     def cancel(self, reason: str = "") -> None:
         """See `Handle.cancel`."""
         self._ask("cancel", query={"reason": reason})

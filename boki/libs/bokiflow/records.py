@@ -19,7 +19,7 @@ the place where that writer began, and `boki.libs.bokiflow.history` skips a reco
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -272,8 +272,3 @@ def encode_note(note: Note, at_us: int = 0, stood_at: int = 0) -> bytes:
         return CODEC.encode(GateRecord(note, at_us, stood_at))
     kind = LockRecord if isinstance(note, Wanted | Freed) else Message
     return CODEC.encode(kind(note, at_us, stood_at))  # type: ignore[arg-type] # each has its notes
-
-
-def details_of(fact: Fact) -> dict[str, Any]:
-    """The fact as JSON values, for people."""
-    return {"kind": type(fact).__name__.lower(), **msgspec.to_builtins(msgspec.structs.asdict(fact), str_keys=True)}

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from boki import InvalidArgument, NoSuchInvocation
+from boki import InvalidArgument, NoSuchInvocation, TerminalError
 from boki.api.http.exchange import MAX_WAIT_S
 from boki.extending import decode_any, encode_any, invocation_id_of
 from boki.faces import GatewayPort
@@ -299,6 +299,14 @@ async def _query(asked: Asked, book: Book = "") -> object:
 )
 async def _resolve(asked: Asked, book: Book = "") -> None:
     await _handle(asked, book).resolve(asked.parts[2], _value(asked))
+
+
+@ENDPOINTS(
+    *("POST", f"{_ONE}/promise/{{message}}/reject", "rejectPromise"),
+    "Have a promise of the workflow raise a TerminalError. Its first value or error counts",
+)
+async def _reject(asked: Asked, reason: Reason = "", book: Book = "") -> None:
+    await _handle(asked, book).reject(asked.parts[2], TerminalError(reason or f"{asked.parts[2]} was rejected"))
 
 
 @ENDPOINTS("POST", f"{_ONE}/cancel", "cancelWorkflow", "Ask it to end: it undoes what it has done")

@@ -1,4 +1,4 @@
-"""`boki flow signal|update|query|resolve|cancel|kill|pause|resume|rewind|fork|upgrade`: speak to a workflow."""
+"""`boki flow signal|update|query|resolve|reject|cancel|kill|pause|resume|rewind|fork|upgrade`: speak to a workflow."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ Message = Annotated[str, typer.Argument(metavar="NAME", help="The name of the me
 Value = Annotated[
     str, typer.Argument(metavar="VALUE", help="JSON, else it is text; - reads it from stdin.", show_default=False)
 ]
+Promise = Annotated[str, typer.Argument(metavar="PROMISE", help="The promise.", show_default=False)]
 Reason = Annotated[str, typer.Option("--reason", help="Why, for people who look at it.")]
 Key = Annotated[str, typer.Option("--key", help="The same key within 24 hours sends nothing again.")]
 
@@ -94,7 +95,7 @@ def query(
 def resolve(
     name: Name,
     flow_id: Id,
-    promise: Annotated[str, typer.Argument(metavar="PROMISE", help="The promise.", show_default=False)],
+    promise: Promise,
     value: Value = "",
     book: Book = "",
     url: Url = "",
@@ -105,6 +106,17 @@ def resolve(
     with Flows(url, token, book) as flows:
         flows.post(name, flow_id, "promise", promise, body=body, content_type=content_type)
     say(f"promise {promise} of {name} {flow_id} has a value")
+
+
+@app.command()
+@examples("boki flow reject travel trip-17 payment --reason 'the card was refused'")
+def reject(
+    name: Name, flow_id: Id, promise: Promise, reason: Reason = "", book: Book = "", url: Url = "", token: Token = ""
+) -> None:
+    """Have a promise of a workflow raise an error. The first one counts."""
+    with Flows(url, token, book) as flows:
+        flows.post(name, flow_id, "promise", promise, "reject", query={"reason": reason})
+    say(f"promise {promise} of {name} {flow_id} is rejected")
 
 
 @app.command()
