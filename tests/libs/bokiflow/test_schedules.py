@@ -125,6 +125,20 @@ async def test_backfill(boki_context: boki.testing.Context) -> None:
         await schedule.backfill(datetime(2020, 1, 1), T0)
 
 
+async def test_a_backfill_leaves_no_tick_out(
+    boki_context: boki.testing.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the schedule does at a tick of today, and though more are asked for than may wait."""
+    monkeypatch.setattr("boki.libs.bokiflow.schedules.state.MAX_QUEUED", 3)
+    ctx = boki_context
+    schedule = await report.schedule(ctx, 1, id="m", cron="0 0 1 1 *", overlap="skip")
+    yearly = [datetime(year, 1, 1, tzinfo=UTC) for year in (1990, 2002)]
+    assert await schedule.backfill(*yearly) == 12
+    await ctx.clock.advance(200)
+    assert sorted(RAN) == [f"m@{year}-01-01T00:00:00Z" for year in range(1990, 2002)]
+    assert (await schedule.state()).counts.get("skipped", 0) == 0
+
+
 async def test_create_replace_and_delete(boki_context: boki.testing.Context) -> None:
     """One schedule of an id; what replaces it keeps what was done; what is deleted can be created again."""
     ctx = boki_context

@@ -289,12 +289,13 @@ class _Draft:
             self._backfill_us = 0
 
     def _backfill(self, one: Backfilled) -> bool:
-        """Whether all its ticks were taken."""
+        """Whether all its ticks were taken. Whoever asks for ticks of the past wants all of them."""
+        policy = one.overlap or ("allow" if self._spec.overlap == "allow" else "queue_all")
         at_us = self._backfill_us or one.from_us - 1
         while (tick_us := next_tick(self._spec, at_us)) is not None and tick_us < one.until_us:
-            if self._is_full:
+            if self._is_full or (policy == "queue_all" and len(self._queued) >= MAX_QUEUED):
                 return False
-            self._take(tick_name(tick_us), tick_us, one.overlap)
+            self._take(tick_name(tick_us), tick_us, policy)
             at_us = self._backfill_us = tick_us
         return True
 
