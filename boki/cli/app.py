@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import typer
@@ -30,12 +30,12 @@ from boki.cli import (
     status,
     up,
 )
+from boki.cli.explaining import escape, explain
 from boki.cli.help import Commands, Group, examples
 from boki.cli.libraries import commands_of, groups_besides, say_problems
 from boki.cli.terminal import errors, stop_writing
 from boki.cli.usage import PARSER_ERROR, hint_of, is_help, message_of
-from boki.errors import BokiError, InvalidArgument, Unauthorized, Unavailable
-from boki.host.lines import printable
+from boki.errors import BokiError, InvalidArgument
 
 FAILED = 1
 USAGE = 2
@@ -102,49 +102,10 @@ def _refused(error: Exception) -> Exception:
     if is_help(error):
         return error
     console = errors()
-    console.print(f"[bold red]error[/]: {_escape(message_of(error))}", highlight=False)
+    console.print(f"[bold red]error[/]: {escape(message_of(error))}", highlight=False)
     if hint := hint_of(error):
         console.print(hint, style="dim", highlight=False, markup=False)
     return typer.Exit(USAGE)
-
-
-def explain(error: BokiError, words: Sequence[str] = (), command: Any = None) -> None:
-    """Print the error for people: what happened, whether it took effect, what to do next.
-
-    `words`: what was typed. `command`: the one that it names.
-    """
-    console = errors()
-    options = {option for param in getattr(command, "params", ()) for option in param.opts}
-    console.print(f"[bold red]error[/]: {_escape(_of_options(error, options))}", highlight=False)
-    if error.outcome == "unknown" and "call" not in error.details:
-        console.print(_uncertain(words, takes_key="--key" in options))
-    elif error.retryable:
-        console.print("Nothing happened. The same command may work later.")
-    if isinstance(error, Unauthorized):
-        console.print("Give the server's token with --token or in BOKI_TOKEN.")
-    elif isinstance(error, Unavailable) and not error.details:
-        shows = "" if words[:1] == ["status"] else "`boki status` shows what is up; "
-        console.print(f"{shows}`boki dev` or `boki up` starts a system on this machine.", highlight=False)
-    if traceback := error.details.get("traceback"):
-        console.print(_escape(str(traceback).rstrip()), style="dim", highlight=False)
-
-
-def _uncertain(words: Sequence[str], *, takes_key: bool) -> str:
-    """What to do about a request whose outcome is unknown."""
-    if any(word == "--key" or word.startswith("--key=") for word in words):
-        return "It may have taken effect: the same command, under the same --key, does it once."
-    advice = "It may have taken effect: look before you repeat it."
-    if takes_key:
-        advice += " Give it a --key next time: then it can be repeated without doing it twice."
-    return advice
-
-
-def _of_options(error: BokiError, options: Collection[str]) -> str:
-    """The message, with the option that was typed in the place of the Python argument that it stands for."""
-    field = str(error.details.get("field", ""))
-    option = f"--{field.replace('_', '-')}"
-    is_named = option in options and error.message.startswith(f"{field} ")
-    return option + error.message.removeprefix(field) if is_named else error.message
 
 
 def _command_of(root: Any, words: Sequence[str]) -> Any:
@@ -153,11 +114,6 @@ def _command_of(root: Any, words: Sequence[str]) -> Any:
     for word in words:
         command = getattr(command, "commands", {}).get(word, command)
     return command
-
-
-def _escape(text: str) -> str:
-    """The text of an error, which may be a function's: neither markup nor control characters have a meaning in it."""
-    return "\n".join(map(printable, text.split("\n"))).replace("[", r"\[")
 
 
 app = Commands("Serverless Python functions over a replicated, totally ordered shared log.", cls=_Root)

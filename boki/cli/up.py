@@ -1,7 +1,7 @@
-"""`boki up` and `boki down`: a whole cluster on this machine, every role a process of its own.
+"""`boki up` and `boki down`: a whole cluster on this machine.
 
-`boki up` stays and shows who is alive; with `--detach` it leaves when the cluster is ready. The first SIGTERM or Ctrl-C
-stops the roles in order, so that calls can end; a second one ends everything at once, which loses nothing acknowledged.
+`boki up` reads its flags and becomes the supervisor (`boki.cli.supervise`), which stays and shows who is alive; with
+`--detach` it starts that, and leaves when the cluster is ready.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 
@@ -31,15 +31,10 @@ from boki.errors import BokiError, Unavailable
 from boki.host.address import check_address
 
 if TYPE_CHECKING:
-    from boki.cli.up_screen import UpScreen
-    from boki.launch.up.server import Supervisor
     from boki.launch.up.state import SupervisorState
 
-INTERRUPTED: Final = 130
 _START_TIMEOUT_S: Final = 90.0
-_REMIND_S: Final = 30.0
 _POLL_S: Final = 0.1
-_STATUS_EVERY_S: Final = 1.0
 _STOP_MARGIN_S: Final = 10.0
 _KILL_S: Final = 60.0
 _SHOWN_LINES: Final = 15
@@ -53,7 +48,7 @@ _DEFAULT_DATA: Final = UpConfig().data
 def run(**flags: Any) -> None:
     """Run a whole cluster on this machine.
 
-    Every role is a process of its own, watched and started again when it ends.
+    Three nodes that play all roles, watched and started again when they end.
 
     Each flag can also be set as BOKI_NAME in the environment or as a key of boki.toml; flags win over both.
     """
@@ -73,7 +68,7 @@ def run(**flags: Any) -> None:
     if is_detached:
         _detach(config)
     else:
-        asyncio.run(serve(config))
+        _become_supervisor(config)
 
 
 def refuse_second(config: UpConfig) -> None:
@@ -90,103 +85,36 @@ def refuse_second(config: UpConfig) -> None:
         )
 
 
-async def serve(config: UpConfig) -> None:
-    """Start the cluster, show it, and stop it when a signal says so."""
-    from boki.cli.up_screen import UpScreen
-    from boki.host.data_directory import DataDirectory
-    from boki.host.private_files import keep_private
-    from boki.launch.up.launch import prepare
-    from boki.launch.up.server import Supervisor, end_leftovers
+def _become_supervisor(config: UpConfig) -> NoReturn:
+    from boki.cli import supervise
 
-    keep_private()
-    directory = DataDirectory(config.data)
-    try:
-        ended = end_leftovers(config.folder)
-        launch = prepare(config)
-        supervisor = Supervisor(
-            config.folder,
-            launch.processes,
-            launch.about,
-            environment=launch.environment,
-            on_event=lambda event, text, facts: screen.event(event, text, facts),
-        )
-        screen = UpScreen(config.log_format, supervisor.core, launch.facts)
-        if ended:
-            screen.event("ended", f"ended what a killed supervisor had left: {', '.join(ended)}", {"nodes": ended})
-        _listen(supervisor, screen, config)
-        screen.start()
-        watcher = asyncio.create_task(_watch(screen, launch.about, config))
-        try:
-            await supervisor.run()
-        finally:
-            watcher.cancel()
-            await asyncio.gather(watcher, return_exceptions=True)
-            screen.stop()
-        screen.event("stopped", "the cluster has stopped", {})
-    finally:
-        directory.close()
-
-
-def _listen(supervisor: Supervisor, screen: UpScreen, config: UpConfig) -> None:
-    def on_signal(name: str) -> None:
-        if supervisor.core.is_stopping:
-            supervisor.kill()
-            screen.stop()
-            screen.event("interrupted", f"second {name}: ending everything at once", {})
-            os._exit(INTERRUPTED)
-        text = f"{name}: stopping, calls have {config.drain_s:g} s to end; once more ends everything at once"
-        supervisor.stop()
-        screen.event("draining", text, {})
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, on_signal, number.name)
-
-
-async def _watch(screen: UpScreen, about: SupervisorState, config: UpConfig) -> None:
-    """Tell when the cluster is ready, and keep the screen fresh."""
-    from boki.launch.up.probe import is_ready, status_of
-
-    started = told_at = time.monotonic()
-    while not await is_ready(about.url):
-        screen.refresh()
-        if time.monotonic() - told_at > _REMIND_S:
-            told_at = time.monotonic()
-            text = f"not ready after {told_at - started:.0f} s: {config.folder / 'logs'} say what is waited for"
-            screen.event("waiting", text, {})
-        await asyncio.sleep(_POLL_S)
-    screen.is_ready = True
-    facts = {"url": about.url, "zookeeper": about.zookeeper, "data": str(config.data.resolve())}
-    took_s = time.monotonic() - started
-    screen.event("ready", f"listening on {about.url}, ready after {took_s:.1f} s", facts)
-    while screen.is_live:
-        screen.status = await status_of(about.url, config.token)
-        screen.is_ready = bool(screen.status and screen.status.get("ready"))
-        screen.refresh()
-        await asyncio.sleep(_STATUS_EVERY_S)
+    command, link = supervise.command(config)
+    os.set_inheritable(link, True)
+    sys.stdout.flush()
+    os.execv(command[0], command)  # noqa: S606 - it is this very program
 
 
 def _detach(config: UpConfig) -> None:
     """Start a supervisor of its own session, and wait until its cluster is ready."""
+    from boki.cli import supervise
     from boki.host.data_directory import DataDirectory
-    from boki.launch.child import arguments
     from boki.launch.up.logs import open_log
 
     DataDirectory(config.data).close()  # refuses here what the supervisor could only write into its log
     log_file = config.folder / "logs" / "supervisor.log"
     log = open_log(log_file)
     begin_bytes = log_file.stat().st_size
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
-    if config.token:  # others on this machine can see flags
-        environment["BOKI_TOKEN"] = config.token
+    command, link = supervise.command(config)
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "boki", *arguments(config, with_token=False)],
+        command,
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
-        env=environment,
+        env={name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)},
+        pass_fds=(link,),
         start_new_session=True,
     )
+    os.close(link)
     os.close(log)
     try:
         state = _wait_ready(process, config)

@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from boki.cli import terminal
-from boki.cli.app import explain
 from boki.cli.console import Screen
+from boki.cli.explaining import explain
 from boki.cli.log import record_json
 from boki.cli.table import head_and_lines
 from boki.cli.terminal import data_text, print_json

@@ -198,7 +198,7 @@ def backfill(
     url: Url = "",
     token: Token = "",
 ) -> None:
-    """Start the workflows of the ticks of a time now, one after the other."""
+    """Start the ticks of a time now, one after the other."""
     body = {"start": utc(start, "START"), "end": utc(end, "END"), **({"overlap": overlap} if overlap else {})}
     with Flows(url, token, book, SCHEDULES) as flows:
         data = msgspec.json.encode(body)
