@@ -259,3 +259,10 @@ class Resting(Protocol):
 
         What it repeats then it may do up to `EARLY_US` earlier.
         """
+
+
+@runtime_checkable
+class Unhurried(Resting, Protocol):
+    """A core that rests and is in no hurry then: its tick may come so much later than it says, to meet a beat."""
+
+    LATE_US: ClassVar[int]

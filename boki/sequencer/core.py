@@ -31,7 +31,19 @@ from boki.log.metalog import Cut, MetalogEntry, decode_entry
 from boki.log.quorum import quorum_reached
 from boki.log.view import View, ViewChain
 from boki.protocol.beats import EARLY_US
-from boki.protocol.effects import Delete, DiskReader, DiskUnreadable, Effect, Load, Loaded, Put, Send, Store, kinds
+from boki.protocol.effects import (
+    REST_US,
+    Delete,
+    DiskReader,
+    DiskUnreadable,
+    Effect,
+    Load,
+    Loaded,
+    Put,
+    Send,
+    Store,
+    kinds,
+)
 from boki.protocol.follower import COORDINATOR
 from boki.protocol.messages import (
     AppendEntry,
@@ -84,6 +96,8 @@ class SequencerCore:
     """
 
     HEARS: ClassVar[frozenset[type]] = kinds(SequencerInput)
+    LATE_US: ClassVar[int] = 125_000
+    """What an idle primary repeats may meet the next beat: else it would be sent, and heard, between two forever."""
 
     def __init__(self, node: NodeId, incarnation: int, disk: DiskReader, mate: NodeId | None = None) -> None:
         self.node = node
@@ -233,7 +247,9 @@ class SequencerCore:
             primary.has_news or not store.length == store.committed == primary.told_storage_until
             for store, primary in leading
         )
-        return now_us if is_at_work or self.behind.is_at_work or self.history.is_at_work else self._repeat_at
+        if is_at_work or self.behind.is_at_work or self.history.is_at_work:
+            return now_us
+        return self._repeat_at if leading else now_us + REST_US
 
     def _fetch_views(self, term: Term) -> Iterable[Effect]:
         """Somebody speaks of a term that is not known here."""
