@@ -75,7 +75,9 @@ class Execution:
         *,
         is_woken: bool,
         keep_s: float,
+        in_turn: bool = False,
     ) -> None:
+        """`in_turn`: an earlier one of this process was overtaken, see `boki.libs.bokiflow.journal`."""
         self._ctx = ctx
         self._id = ctx.invocation_id
         self._body = body
@@ -86,9 +88,8 @@ class Execution:
         self._outer: Variables = copy_context()
         self.machine, self._inner = prepared(body, name, history)
         self.machine.mailbox.request = f"{self._id}:{life:x}"
-        self.journal = JournalWriter(
-            ctx.logbook, journal_tag(self._id), history, WRITER_NAMES.getrandbits(32), life, self._on_journal
-        )
+        tag, writer = journal_tag(self._id), WRITER_NAMES.getrandbits(32)
+        self.journal = JournalWriter(ctx.logbook, tag, history, writer, life, self._on_journal, in_turn=in_turn)
         taken = history.continued.taken if history.continued is not None else ()
         tag, forgotten = inbox_tag(self._id), history.forgotten
         self.inbox = InboxReader(ctx.logbook, tag, history.cursor, taken, self._on_letters, forgotten)

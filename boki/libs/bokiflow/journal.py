@@ -6,6 +6,10 @@ refuses those of an execution that was overtaken. Records of pure steps may wait
 If an answer is lost or an append fails, the writer **settles** before anything else happens: it reads what stands in
 the journal, finds its own records there, and appends the missing ones. If it finds those of another execution, this one
 is overtaken.
+
+Two executions with several appends in flight could overtake each other for ever: the first one of each is refused,
+because the second one of the other has taken its place, and that does not count behind a refused one. So what follows
+an execution that was overtaken writes **in turn**: one append at a time, which counts if it is accepted.
 """
 
 from __future__ import annotations
@@ -28,8 +32,17 @@ class JournalWriter:
     """See the module. `changed` is called whenever more is durable, or when `is_overtaken` or `error` is set."""
 
     def __init__(
-        self, logbook: LogBook, tag: str, history: History, writer: int, life: int, changed: Callable[[], None]
+        self,
+        logbook: LogBook,
+        tag: str,
+        history: History,
+        writer: int,
+        life: int,
+        changed: Callable[[], None],
+        *,
+        in_turn: bool = False,
     ) -> None:
+        """`in_turn`: have one append in flight at most."""
         self._logbook = logbook
         self._tags = [tag]
         self._tag = tag
@@ -56,6 +69,9 @@ class JournalWriter:
         """Seqnums of durable records behind others that are not, by their first place."""
         self._in_flight: set[asyncio.Future[Any]] = set()
         self._is_settling = False
+        self._in_turn = in_turn
+        self._is_due = False
+        """Whether what is kept is to leave once all that was sent is durable."""
         self.is_begun = history.began_us > 0
         """Whether the journal says when the workflow began."""
         self.seen = max((entry.seen for entry in history.entries), default=0)
@@ -128,6 +144,10 @@ class JournalWriter:
         if self._kept and self.refuse is not None:
             self.refuse()
         elif self._kept and not self._is_settling and self.error is None and not self.is_overtaken:
+            if self._in_turn and len(self._sent) > len(self._kept):
+                self._is_due = True
+                return
+            self._is_due = False
             kept, self._kept = self._kept, []
             self._append(self.place - len(kept), kept)
 
@@ -260,6 +280,8 @@ class JournalWriter:
                     self._watched[1].set_result(seqnum)
             self.durable, self._next_start = self.durable + len(reached), reached[-1] + 1
         if self.durable != before:
+            if self._is_due:
+                self.flush()
             self._changed()
 
     # after an error

@@ -72,7 +72,7 @@ async def run_workflow(ctx: Context, workflow: Limited, arguments: tuple[Any, ..
     if limit is not None and not history.entries and history.continued is None:
         await pass_gate(ctx, workflow.name, limit, arguments[0] if arguments else None, life)
     base = await read_base(ctx.logbook, ctx.invocation_id) if JOINS in attributes else None
-    has_begun = False
+    has_begun = was_overtaken = False
     while True:
         payload = CallsById(ctx).payload if history.continued is None else history.continued.payload
         if has_begun or history.continued is not None:  # each execution has its own: a body may change what it is given
@@ -84,7 +84,14 @@ async def run_workflow(ctx: Context, workflow: Limited, arguments: tuple[Any, ..
         if base is not None:
             join(body, base)
         execution = Execution(
-            ctx, workflow.name, history, body, life, is_woken=ctx.run_number > 1, keep_s=kept_s(ctx, workflow.keep_s)
+            ctx,
+            workflow.name,
+            history,
+            body,
+            life,
+            is_woken=ctx.run_number > 1,
+            keep_s=kept_s(ctx, workflow.keep_s),
+            in_turn=was_overtaken,
         )
         try:
             try:
@@ -94,7 +101,7 @@ async def run_workflow(ctx: Context, workflow: Limited, arguments: tuple[Any, ..
             except ContinueAsNew as again:
                 await execution.record_continuation(_payload_of(workflow, again))
             except Overtaken:
-                pass
+                was_overtaken = was_overtaken or execution.journal.is_overtaken
             except (Diverged, Unreadable) as error:
                 await execution.close()
                 await _pause(ctx, str(error))
