@@ -31,19 +31,7 @@ from boki.log.metalog import Cut, MetalogEntry, decode_entry
 from boki.log.quorum import quorum_reached
 from boki.log.view import View, ViewChain
 from boki.protocol.beats import EARLY_US
-from boki.protocol.effects import (
-    REST_US,
-    Delete,
-    DiskReader,
-    DiskUnreadable,
-    Effect,
-    Load,
-    Loaded,
-    Put,
-    Send,
-    Store,
-    kinds,
-)
+from boki.protocol.effects import Delete, DiskReader, DiskUnreadable, Effect, Load, Loaded, Put, Send, Store, kinds
 from boki.protocol.follower import COORDINATOR
 from boki.protocol.messages import (
     AppendEntry,
@@ -97,7 +85,7 @@ class SequencerCore:
 
     HEARS: ClassVar[frozenset[type]] = kinds(SequencerInput)
     LATE_US: ClassVar[int] = 125_000
-    """What an idle primary repeats may meet the next beat: else it would be sent, and heard, between two forever."""
+    """What an idle primary repeats comes to a beat, and is not sent, and heard, between two of them permanently."""
 
     def __init__(self, node: NodeId, incarnation: int, disk: DiskReader, mate: NodeId | None = None) -> None:
         self.node = node
@@ -249,7 +237,7 @@ class SequencerCore:
         )
         if is_at_work or self.behind.is_at_work or self.history.is_at_work:
             return now_us
-        return self._repeat_at if leading else now_us + REST_US
+        return self._repeat_at if leading else now_us + 2 * _REPEAT_US
 
     def _fetch_views(self, term: Term) -> Iterable[Effect]:
         """Somebody speaks of a term that is not known here."""

@@ -7,9 +7,9 @@ If an answer is lost or an append fails, the writer **settles** before anything 
 the journal, finds its own records there, and appends the missing ones. If it finds those of another execution, this one
 is overtaken.
 
-Two executions with several appends in flight could overtake each other for ever: the first one of each is refused,
-because the second one of the other has taken its place, and that does not count behind a refused one. So what follows
-an execution that was overtaken writes **in turn**: one append at a time, which counts if it is accepted.
+Two executions with several appends in flight could overtake each other again and again: the first one of each is
+refused, because the second one of the other has taken its place, and that does not count behind a refused one. So what
+follows an execution that was overtaken writes **in turn**: one append at a time, which counts if it is accepted.
 """
 
 from __future__ import annotations

@@ -61,8 +61,8 @@ async def run_workflow(ctx: Context, workflow: Limited, arguments: tuple[Any, ..
     life = 0 if chosen is None else life_of(chosen.start)
     flow_id = ctx.invocation_id if chosen is None or not chosen.name else chosen.name
     tag = journal_tag(ctx.invocation_id)
-    has_history = chosen is not None and (chosen.if_ended in _AGAIN or bool(chosen.copies))
     attributes = {} if chosen is None else chosen.attributes
+    has_history = chosen is not None and (chosen.if_ended in _AGAIN or bool(chosen.copies))
     limit = limit_of(attributes, workflow.limit)
     _check_try(ctx, needs_log=has_history or limit is not None or JOINS in attributes)
     is_first = ctx.run_number == 1 and not has_history
@@ -72,7 +72,7 @@ async def run_workflow(ctx: Context, workflow: Limited, arguments: tuple[Any, ..
     if limit is not None and not history.entries and history.continued is None:
         await pass_gate(ctx, workflow.name, limit, arguments[0] if arguments else None, life)
     base = await read_base(ctx.logbook, ctx.invocation_id) if JOINS in attributes else None
-    has_begun = was_overtaken = False
+    keep_s, has_begun, was_overtaken = kept_s(ctx, workflow.keep_s), False, False
     while True:
         payload = CallsById(ctx).payload if history.continued is None else history.continued.payload
         if has_begun or history.continued is not None:  # each execution has its own: a body may change what it is given
@@ -84,14 +84,7 @@ async def run_workflow(ctx: Context, workflow: Limited, arguments: tuple[Any, ..
         if base is not None:
             join(body, base)
         execution = Execution(
-            ctx,
-            workflow.name,
-            history,
-            body,
-            life,
-            is_woken=ctx.run_number > 1,
-            keep_s=kept_s(ctx, workflow.keep_s),
-            in_turn=was_overtaken,
+            ctx, workflow.name, history, body, life, is_woken=ctx.run_number > 1, keep_s=keep_s, in_turn=was_overtaken
         )
         try:
             try:

@@ -21,7 +21,7 @@ TAG = "!fj:run"
 STEPS = (1, 2)
 ROUNDS = 40
 SETTLED = 60
-"""So many turns of the loop suffice for what an execution does between two appends."""
+"""This many turns of the loop suffice for what an execution does between two appends."""
 
 
 class InOrder(MemoryPort):
