@@ -135,6 +135,13 @@ class BokiError(Exception):
         return error
 
 
+def uncertain(error: BokiError) -> BokiError:
+    """The same error for a request of which an earlier try may have been carried out."""
+    if error.outcome != "not_applied":
+        return error
+    return BokiError.from_body(msgspec.structs.replace(error.body(), outcome="unknown"))
+
+
 class InvalidArgument(BokiError, ValueError):
     """A value that can never be accepted. Nothing happened; the message says what to write instead."""
 

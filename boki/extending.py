@@ -21,6 +21,7 @@ from boki.api.suspension import (
     ends_of,
     invocation_id_of,
 )
+from boki.errors import uncertain
 from boki.log.checks import check_seconds
 from boki.log.operations import Compared, Failure
 from boki.protocol.calls import (
@@ -65,5 +66,6 @@ __all__ = [
     "invocation_id_of",
     "leave_append",
     "register_body",
+    "uncertain",
     "version_of",
 ]

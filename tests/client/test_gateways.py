@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
+from boki.api.http.exchange import HttpAnswer, HttpRequest, log_request
+from boki.api.http.gateways import Attempts, Gateways
 from boki.client import BlockingClient, Client
-from boki.errors import ConnectionLost, Unavailable
+from boki.errors import BokiError, ConnectionLost, Overloaded, Unavailable
+from boki.log.operations import Read
 from tests.client.test_blocking_client import against
 from tests.gateway.fake_backend import FakeBackend, run, serving
 from tests.gateway.strangers import stranger
@@ -38,19 +42,14 @@ def test_what_does_no_harm_twice_is_asked_of_the_next_gateway() -> None:
 
     async def scenario() -> None:
         async with serving() as (gateway, backend, _), stranger(close) as broken, stranger(close) as other:
-            for repeatable in (True, False):
-                key = "once" if repeatable else None
-                for attempt in (
-                    lambda client, key=key: client.logbook("b").append(b"1", key=key),
-                    lambda client, key=key: client.invoke("echo", 1, key=key),
-                ):
-                    async with Client(f"{broken},{gateway.url}") as client:
-                        if repeatable:
-                            await attempt(client)
-                        else:
-                            with pytest.raises(ConnectionLost):
-                                await attempt(client)
-                        assert client._port._gateways.current == gateway.url, "the next request goes there"
+            for appends in (True, False):
+                async with Client(f"{broken},{gateway.url}") as client:
+                    await (client.logbook("b").append(b"1", key="k") if appends else client.invoke("echo", 1, key="k"))
+                    assert client._port._gateways.current == gateway.url, "the next request goes there"
+                async with Client(f"{broken},{gateway.url}") as client:
+                    with pytest.raises(ConnectionLost):
+                        await (client.logbook("b").append(b"1") if appends else client.invoke("echo", 1))
+                    assert client._port._gateways.current == gateway.url
             async with Client(f"{broken},{other},{gateway.url}") as client:
                 assert (await client.logbook("b").read(limit=9)).records[0].data == b"1"
             async with Client(f"{broken},{other}") as client:
@@ -81,3 +80,53 @@ def test_a_blocking_client_does_as_much() -> None:
             await asyncio.to_thread(body, broken, gateway.url)
 
     run(scenario())
+
+
+URLS = "http://a:1,http://b:1,http://c:1"
+KEYED = HttpRequest("POST", "/function/f", 9.0, {"Idempotency-Key": "k"})
+READ = log_request(Read("b"), {}, 8.5)
+
+
+def refusal(error: BokiError, **headers: str) -> HttpAnswer:
+    """A gateway's answer that nothing was done."""
+    body = {"code": error.code, "message": error.message, "outcome": error.outcome, "retryable": error.retryable}
+    return HttpAnswer(error.http_status, headers, msgspec.json.encode(body))
+
+
+@pytest.mark.parametrize("request_", [KEYED, READ], ids=["a change", "a read"])
+def test_what_an_earlier_attempt_may_have_done_is_not_denied(request_: HttpRequest) -> None:
+    """By the gateway that is asked next: that it does nothing says little about the one whose connection broke."""
+    for last in (Unavailable("refused"), refusal(Overloaded("full"))):
+        attempts = Attempts(Gateways("http://a:1,http://b:1"), request_, 0.0)
+        url, *_ = attempts.begin(0.0)
+        attempts.failed(url, ConnectionLost("it broke"), 0.1)
+        url, *_ = attempts.begin(0.1)
+        assert url == "http://b:1"
+        outcome = "not_applied"
+        try:
+            if isinstance(last, HttpAnswer):
+                assert attempts.is_answered(url, last)
+            else:
+                attempts.failed(url, last, 0.2)
+        except BokiError as told:
+            outcome = told.outcome
+        assert outcome == ("not_applied" if request_ is READ else "unknown")
+
+
+def test_a_gateway_that_stops_is_left_and_its_refusal_is_no_answer() -> None:
+    """Also behind a lost one, whose loss is what is told if nothing else comes."""
+    attempts = Attempts(Gateways(URLS), KEYED, 0.0)
+    attempts.failed(attempts.begin(0.0)[0], ConnectionLost("it broke"), 0.1)
+    assert not attempts.is_answered(attempts.begin(0.1)[0], refusal(Unavailable("stopping"), connection="close"))
+    with pytest.raises(ConnectionLost, match="it broke"):
+        attempts.failed(attempts.begin(0.1)[0], Unavailable("refused"), 0.2)
+
+
+def test_the_deadline_is_shared_by_all_gateways() -> None:
+    """One whose machine takes no packets leaves time for the others; none has more than the request had."""
+    attempts = Attempts(Gateways(URLS), KEYED, 100.0)
+    assert attempts.begin(100.0) == ("http://a:1", 9.0, 3.0)
+    attempts.failed("http://a:1", Unavailable("no packets"), 103.0)
+    assert attempts.begin(103.0) == ("http://b:1", 6.0, 3.0)
+    with pytest.raises(Unavailable):
+        attempts.failed("http://b:1", Unavailable("no packets"), 109.0)

@@ -6,7 +6,6 @@ import http.client
 import select
 import threading
 from collections.abc import Generator
-from itertools import count
 from time import monotonic
 from typing import Final
 from urllib.parse import urlsplit
@@ -26,12 +25,11 @@ from boki.api.http.exchange import (
     log_request,
     refused,
 )
-from boki.api.http.gateways import MAX_REFUSALS, Gateways, is_draining
+from boki.api.http.gateways import Attempts, Gateways
 from boki.errors import ConnectionLost, DeadlineExceeded, Unavailable
 from boki.log.metalog import Positions, merge_positions
 from boki.log.operations import Answer, Operation
 
-_CONNECT_TIMEOUT_S: Final = 10.0
 _SHORTEST_S: Final = 0.001
 _IDLE_S: Final = 15.0
 """An idle connection is not used after this, so that no request runs into its end."""
@@ -83,28 +81,33 @@ class BlockingHttpPort:
 
     def stream(self, request: HttpRequest) -> Generator[HttpAnswer, None, None]:
         """The answer, as `send`. One that is streamed comes first without a body, then part by part as it arrives."""
-        until = monotonic() + request.timeout_s
-        for attempt in count(1):
-            url = self._gateways.current
-            answers = self._stream(url, request, max(until - monotonic(), _SHORTEST_S))
+        attempts = Attempts(self._gateways, request, monotonic())
+        while True:
+            url, left_s, connect_s = attempts.begin(monotonic())
+            answers = self._stream(url, request, monotonic() + left_s, connect_s)
             try:
                 first = next(answers)
-            except (Unavailable, ConnectionLost, DeadlineExceeded) as error:
+            except DeadlineExceeded:
                 self._gateways.leave(url)
-                if self._is_closed or monotonic() >= until or not self._gateways.may_repeat(request, error, attempt):
+                raise
+            except (Unavailable, ConnectionLost) as error:
+                if self._is_closed:
                     raise
+                attempts.failed(url, error, monotonic())
                 continue
-            if attempt > MAX_REFUSALS or not is_draining(first):
+            if attempts.is_answered(url, first):
                 yield first
                 yield from answers
                 return
             answers.close()
-            self._gateways.leave(url)
 
-    def _stream(self, url: str, request: HttpRequest, timeout_s: float) -> Generator[HttpAnswer, None, None]:
+    def _stream(
+        self, url: str, request: HttpRequest, until_s: float, connect_s: float
+    ) -> Generator[HttpAnswer, None, None]:
         if self._is_closed:
             raise closed()
-        connection = self._take(url) or _connect(url, timeout_s)
+        connection = self._take(url) or _connect(url, connect_s)
+        timeout_s = max(until_s - monotonic(), _SHORTEST_S)
         is_reusable = False
         headers: dict[str, str] = {}
         try:
@@ -123,7 +126,7 @@ class BlockingHttpPort:
                 is_reusable = not response.will_close
                 yield HttpAnswer(response.status, headers, body)
         except TimeoutError:
-            raise DeadlineExceeded(late(url, request.timeout_s)) from None
+            raise DeadlineExceeded(late(url, timeout_s)) from None
         except (http.client.HTTPException, OSError) as error:
             raise broken(url, error, headers) from None
         finally:
@@ -164,7 +167,7 @@ class BlockingHttpPort:
 def _connect(url: str, timeout_s: float) -> http.client.HTTPConnection:
     parts = urlsplit(url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = kind(parts.hostname or "", parts.port, timeout=min(timeout_s, _CONNECT_TIMEOUT_S))
+    connection = kind(parts.hostname or "", parts.port, timeout=timeout_s)
     try:
         connection.connect()
     except OSError as error:

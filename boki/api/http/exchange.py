@@ -25,7 +25,7 @@ from boki.log.checks import check_book, check_seconds
 from boki.log.ids import check_name
 from boki.log.metalog import Positions, format_positions, merge_positions, parse_positions
 from boki.log.operations import Answer, Failure, Operation, Reply, Request
-from boki.protocol.asking import is_repeatable
+from boki.protocol.asking import is_change, is_repeatable
 from boki.protocol.calls import OVER, CallStatus, Encoding, Payload
 from boki.retry import Retry, check_retry
 
@@ -90,8 +90,13 @@ class HttpRequest:
     """The log operation that it carries, if it does."""
 
     @property
+    def is_change(self) -> bool:
+        """Whether it matters if it was applied."""
+        return self.method != "GET" if self.operation is None else is_change(self.operation)
+
+    @property
     def is_repeatable(self) -> bool:
-        """Whether it may be sent again after the connection broke: it changes nothing, or has a key."""
+        """Whether it may be sent again after the connection broke: a read, or a request under a key."""
         if self.operation is not None:
             return is_repeatable(self.operation)
         return self.method == "GET" or KEY in self.headers
@@ -486,4 +491,4 @@ def broken(url: str, why: object, headers: Mapping[str, str] | None = None) -> C
 
 def late(url: str, timeout_s: float) -> str:
     """The message when the answer does not come."""
-    return f"no answer from {url} within {timeout_s:g} s: it may have been carried out"
+    return f"no answer from {url} within {round(timeout_s, 3):g} s: it may have been carried out"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from boki.api.http.exchange import HttpAnswer, HttpRequest, check_url, error_of
-from boki.errors import ConnectionLost, DeadlineExceeded, Unavailable
+from boki.errors import ConnectionLost, Unavailable, uncertain
 
 
 class Gateways:
@@ -23,21 +23,61 @@ class Gateways:
         if url == self.current:
             self.current = self.urls[(self.urls.index(url) + 1) % len(self.urls)]
 
-    def may_repeat(
-        self, request: HttpRequest, error: Unavailable | ConnectionLost | DeadlineExceeded, attempt: int
-    ) -> bool:
-        """Whether the next one is asked the same, after that attempt (counted from 1) has ended so. What may have been
-        carried out only if it does no harm twice; and each is asked once.
-        """
-        if attempt >= len(self.urls):
-            return False
-        if isinstance(error, ConnectionLost):
-            return error.retryable and request.is_repeatable
-        return isinstance(error, Unavailable)
 
-
-MAX_REFUSALS: Final = 100
+_MAX_REFUSALS: Final = 100
 """How often a request is sent again because a draining gateway refused it: each time costs one connection to it."""
+_CONNECT_S: Final = 10.0
+_SHORTEST_S: Final = 0.001
+"""0 would be no limit at all."""
+
+
+class Attempts:
+    """The attempts of one request: at which gateway, with how much time, and what its caller is told in the end.
+
+    Each gateway is asked once, and again after it has refused the request because it stops. A request that may have
+    been applied is repeated only if that does no harm; from then on nothing can be told as not applied.
+    """
+
+    def __init__(self, gateways: Gateways, request: HttpRequest, now_s: float) -> None:
+        self._gateways = gateways
+        self._request = request
+        self._until_s = now_s + request.timeout_s
+        self._count = 0
+        self._lost: ConnectionLost | None = None
+        """How an earlier attempt ended that may have been applied."""
+
+    def begin(self, now_s: float) -> tuple[str, float, float]:
+        """The next attempt: the gateway's address, the seconds that are left, and those of them for connecting, so that
+        as many are left for each of the other gateways.
+        """
+        self._count += 1
+        left_s = max(self._until_s - now_s, _SHORTEST_S)
+        others = max(len(self._gateways.urls) - self._count, 0)
+        return self._gateways.current, left_s, max(min(_CONNECT_S, left_s / (others + 1)), _SHORTEST_S)
+
+    def failed(self, url: str, error: Unavailable | ConnectionLost, now_s: float) -> None:
+        """The attempt has ended so: raises what the caller is to be told, unless the next gateway is to be asked."""
+        self._gateways.leave(url)
+        if isinstance(error, ConnectionLost):
+            if self._request.is_change:
+                self._lost = self._lost or error
+            if not (error.retryable and self._request.is_repeatable):
+                raise error
+        if self._count >= len(self._gateways.urls) or now_s >= self._until_s:
+            raise self._lost or error
+
+    def is_answered(self, url: str, answer: HttpAnswer) -> bool:
+        """Whether that is the answer for the caller; raises it as an error of unknown outcome if it denies what an
+        earlier attempt may have done. False: ask again.
+        """
+        if self._count <= _MAX_REFUSALS and is_draining(answer):
+            self._gateways.leave(url)
+            return False
+        if self._lost is not None and answer.status >= 400:
+            error = error_of(answer)
+            if error.outcome == "not_applied":
+                raise uncertain(error)
+        return True
 
 
 def is_draining(answer: HttpAnswer) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from io import BytesIO
-from itertools import count
 from math import inf
 from time import monotonic
 from typing import Final
@@ -25,13 +24,11 @@ from boki.api.http.exchange import (
     of_another_loop,
     refused,
 )
-from boki.api.http.gateways import MAX_REFUSALS, Gateways, is_draining
+from boki.api.http.gateways import Attempts, Gateways
 from boki.errors import ConnectionLost, DeadlineExceeded, Unavailable
 from boki.log.metalog import Positions
 from boki.log.operations import Answer, Operation
 
-_CONNECT_TIMEOUT_S: Final = 10.0
-_SHORTEST_S: Final = 0.001
 _IDLE_S: Final = 15.0
 """An idle connection is closed before the gateway would close it, so that no request runs into its end."""
 _ONE_PIECE_BYTES: Final = 256 * 1024
@@ -61,27 +58,28 @@ class HttpPort:
         """The answer, whatever its status. `Unavailable` if nothing was sent; `ConnectionLost`, if there is no other
         gateway or the request must not be carried out twice; `DeadlineExceeded`.
         """
-        until = monotonic() + request.timeout_s
-        for attempt in count(1):
-            url = self._gateways.current
+        attempts = Attempts(self._gateways, request, monotonic())
+        while True:
+            url, left_s, connect_s = attempts.begin(monotonic())
             try:
-                answer = await self._send(url, request, until - monotonic())
-            except (Unavailable, ConnectionLost, DeadlineExceeded) as error:
+                answer = await self._send(url, request, left_s, connect_s)
+            except DeadlineExceeded:
                 self._gateways.leave(url)
-                if self._is_closed or monotonic() >= until or not self._gateways.may_repeat(request, error, attempt):
+                raise
+            except (Unavailable, ConnectionLost) as error:
+                if self._is_closed:
                     raise
+                attempts.failed(url, error, monotonic())
             else:
-                if attempt > MAX_REFUSALS or not is_draining(answer):
-                    break
-                self._gateways.leave(url)
-        return answer
+                if attempts.is_answered(url, answer):
+                    return answer
 
-    async def _send(self, url: str, request: HttpRequest, timeout_s: float) -> HttpAnswer:
+    async def _send(self, url: str, request: HttpRequest, timeout_s: float, connect_s: float) -> HttpAnswer:
         if self._is_closed:
             raise closed()
         timeout = aiohttp.ClientTimeout(
-            total=max(timeout_s, _SHORTEST_S),  # 0 would be none
-            connect=max(min(_CONNECT_TIMEOUT_S, timeout_s), _SHORTEST_S),
+            total=timeout_s,
+            connect=connect_s,
             ceil_threshold=inf,  # else what is above 5 s is rounded up to a whole second of the loop's clock
         )
         headers: dict[str, str] = {}
@@ -100,7 +98,7 @@ class HttpPort:
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise Unavailable(refused(url, error)) from None
         except TimeoutError:
-            raise DeadlineExceeded(late(url, request.timeout_s)) from None
+            raise DeadlineExceeded(late(url, timeout_s)) from None
         except (aiohttp.ClientError, OSError) as error:
             raise broken(url, error, headers) from None
 

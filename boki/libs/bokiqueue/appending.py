@@ -36,6 +36,7 @@ from boki import (
     Trimmed,
     WrongType,
 )
+from boki.extending import uncertain
 from boki.libs.bokiqueue import records
 from boki.libs.bokiqueue.callers import finish
 from boki.libs.bokiqueue.following import Following, following
@@ -53,7 +54,7 @@ from boki.libs.bokiqueue.sessions import NEVER_US
 from boki.libs.fold import outbox
 from boki.libs.fold.arguments import check_count, of_append
 from boki.libs.fold.registry import Tasks
-from boki.libs.fold.retrying import as_told, uncertain
+from boki.libs.fold.retrying import as_told
 
 _TRIES: Final = 20
 GATHERED_BYTES: Final = 16 * 1024

@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from boki import BokiError, LogBook, Page
+from boki.extending import uncertain
 from boki.libs.bokiqueue import callers, lines, records
 from boki.libs.bokiqueue.callers import Bodies, BodyStore, Served, Want, Wants, finish
 from boki.libs.bokiqueue.folds import Folds
@@ -25,7 +26,7 @@ from boki.libs.bokiqueue.records import Settle, Take
 from boki.libs.fold.clock import Moment
 from boki.libs.fold.follower import LONG_WAIT_S, Follower, Waiter
 from boki.libs.fold.registry import Registry, Tasks
-from boki.libs.fold.retrying import as_told, uncertain, until_decided
+from boki.libs.fold.retrying import as_told, until_decided
 from boki.retry import Backoff
 
 PAUSE_S: Final = 0.1  # after a read that failed

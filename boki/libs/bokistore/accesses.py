@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from boki import BokiError, ConditionFailed, Expect, KeyReused, NewRecord, NotFound, TooLarge, Trimmed
+from boki.extending import uncertain
 from boki.libs.bokistore.far import FarViews
 from boki.libs.bokistore.json_values import MISSING
 from boki.libs.bokistore.listing import entry_of, with_names, without_names
@@ -22,7 +23,6 @@ from boki.libs.bokistore.refusals import KeyExpired, WrongShape, key_expired, of
 from boki.libs.bokistore.updates import Set, Update, apply
 from boki.libs.bokistore.views import Outcome, Row, View, step
 from boki.libs.fold import steps
-from boki.libs.fold.retrying import uncertain
 from boki.libs.fold.steps import Steps
 
 

@@ -51,11 +51,11 @@ from boki import (
     VersionTooNew,
     WrongType,
 )
+from boki.extending import uncertain
 from boki.libs.bokistore.json_values import decode, encode, plain
 from boki.libs.bokistore.refusals import WrongShape
 from boki.libs.fold import steps
 from boki.libs.fold.codec import RecordCodec
-from boki.libs.fold.retrying import uncertain
 from boki.libs.fold.steps import Append, ReadPage, Steps
 
 _log: Final = logging.getLogger("boki.libs.bokistore")

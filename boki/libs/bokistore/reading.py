@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeVar
 
 from boki import MAX_SEQNUM, BokiError, Page, Record, Trimmed
-from boki.extending import Compared
+from boki.extending import Compared, uncertain
 from boki.libs.bokistore import far
 from boki.libs.bokistore.records import ORIGIN, Checkpoint, Origin, checkpoints_tag, codec, row_tag
 from boki.libs.bokistore.under_way import Behind, UnderWay
 from boki.libs.bokistore.views import OWN_STREAK, Row, Rows, View, checkpoint_of, step, view_in, view_of
 from boki.libs.fold import steps
-from boki.libs.fold.retrying import uncertain
 from boki.libs.fold.steps import Compare, ReadPage, SetAuxdata, Steps, Sync, Tail
 
 T = TypeVar("T")

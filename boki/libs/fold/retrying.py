@@ -18,9 +18,8 @@ from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Final, TypeVar
 
-import msgspec
-
 from boki import BokiError, ConditionFailed
+from boki.extending import uncertain
 from boki.retry import Backoff
 
 T = TypeVar("T")
@@ -62,13 +61,6 @@ class Repetition:
         if self.is_doubtful and not isinstance(error, ConditionFailed):
             raise uncertain(error) from error
         raise error
-
-
-def uncertain(error: BokiError) -> BokiError:
-    """The same error for a request of which an earlier try may have been carried out."""
-    if error.outcome != "not_applied":
-        return error
-    return BokiError.from_body(msgspec.structs.replace(error.body(), outcome="unknown"))
 
 
 def as_told(error: Exception, what: str) -> BokiError:

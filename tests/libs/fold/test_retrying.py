@@ -9,7 +9,8 @@ from random import Random
 import pytest
 
 from boki import BokiError, ConditionFailed, ConnectionLost, InvalidArgument, Overloaded, Unavailable
-from boki.libs.fold.retrying import Repetition, uncertain, until_answered, until_decided
+from boki.extending import uncertain
+from boki.libs.fold.retrying import Repetition, until_answered, until_decided
 from boki.retry import Backoff
 
 BRIEF = Backoff(first_s=0, longest_s=0, tries=4)
