@@ -30,16 +30,13 @@ from boki.cli import (
     status,
     up,
 )
-from boki.cli.explaining import escape, explain
+from boki.cli.explaining import INTERRUPTED, USAGE, escape, exit_code_of, explain
 from boki.cli.help import Commands, Group, examples
 from boki.cli.libraries import commands_of, groups_besides, say_problems
 from boki.cli.terminal import errors, stop_writing
 from boki.cli.usage import PARSER_ERROR, hint_of, is_help, message_of
-from boki.errors import BokiError, InvalidArgument
+from boki.errors import BokiError
 
-FAILED = 1
-USAGE = 2
-INTERRUPTED = 130
 UNREAD = 141
 """Nobody reads stdout any more (`boki … | head`): what a shell says of `cat` there, which SIGPIPE ends. The signal is
 not let through, because it would also end a command whose connection breaks."""
@@ -78,7 +75,7 @@ class _Root(Group):
             raise _refused(error) from None
         except BokiError as error:
             explain(error, words, _command_of(self, words))
-            raise typer.Exit(USAGE if isinstance(error, InvalidArgument) else FAILED) from None
+            raise typer.Exit(exit_code_of(error)) from None
         except BrokenPipeError:
             raise _unread() from None
         except KeyboardInterrupt:

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from boki.cli.explaining import FAILED, INTERRUPTED
 from boki.cli.flags import command_of, load_flags
 from boki.cli.help import examples
 from boki.cli.url_file import announced
@@ -25,9 +26,6 @@ from boki.host.process import prepare_process, spare_the_collector
 if TYPE_CHECKING:
     from boki.cli.console import Screen
     from boki.launch.dev import Dev
-
-INTERRUPTED = 130
-FAILED = 1
 
 
 @examples("boki dev", "boki dev --port 8123 --functions src/functions", "boki dev --replicas 3 --data data")

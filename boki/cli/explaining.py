@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, Final
 
 from boki.cli.terminal import errors
-from boki.errors import BokiError, Unauthorized, Unavailable
+from boki.errors import BokiError, InvalidArgument, Unauthorized, Unavailable
 from boki.host.lines import printable
+
+FAILED: Final = 1
+USAGE: Final = 2
+INTERRUPTED: Final = 130
+
+
+def exit_code_of(error: BokiError) -> int:
+    """With what a process ends that the error has ended: it failed, or was asked wrongly."""
+    return USAGE if isinstance(error, InvalidArgument) else FAILED
 
 
 def explain(error: BokiError, words: Sequence[str] = (), command: Any = None) -> None:

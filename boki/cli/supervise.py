@@ -13,39 +13,37 @@ import signal
 import sys
 import time
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, Final
 
 import msgspec
 
-from boki.cli.explaining import explain
+from boki.cli.explaining import INTERRUPTED, exit_code_of, explain
 from boki.cli.up_screen import UpScreen
 from boki.config.up import UpConfig
-from boki.errors import BokiError, InvalidArgument
+from boki.errors import BokiError
 from boki.host.data_directory import DataDirectory
 from boki.host.private_files import keep_private
-from boki.launch.child import arguments
 from boki.launch.up.launch import prepare
 from boki.launch.up.probe import is_ready, status_of
 from boki.launch.up.server import Supervisor, end_leftovers
 from boki.launch.up.state import SupervisorState
 
-INTERRUPTED: Final = 130
-_FAILED: Final = 1
-_REFUSED: Final = 2
 _REMIND_S: Final = 30.0
 _POLL_S: Final = 0.1
 _STATUS_EVERY_S: Final = 1.0
 
 
 def command(config: UpConfig) -> tuple[list[str], int]:
-    """What starts this program, and the file descriptor that it is to inherit: others on this machine can see flags,
-    and the configuration has a token. The other words are for people who look at the list of processes.
+    """What starts this program, and the file descriptor that it is to inherit, of an unnamed file with the
+    configuration: others on this machine can see flags, and it holds secrets. The other words are for people who look
+    at the list of processes.
     """
-    reader, writer = os.pipe()
-    with os.fdopen(writer, "wb") as link:
-        link.write(msgspec.json.encode(config, enc_hook=str))
-    shown = arguments(config, with_token=False)
-    return [sys.executable, "-P", "-m", "boki.cli.supervise", str(reader), *shown], reader
+    with TemporaryFile() as file:
+        file.write(msgspec.json.encode(config, enc_hook=str))
+        file.seek(0)
+        link = os.dup(file.fileno())
+    return [sys.executable, "-P", "-m", "boki.cli.supervise", str(link), "up", "--data", str(config.data)], link
 
 
 def main() -> None:
@@ -57,7 +55,7 @@ def main() -> None:
         asyncio.run(serve(config))
     except BokiError as error:
         explain(error, ["up"])
-        sys.exit(_REFUSED if isinstance(error, InvalidArgument) else _FAILED)
+        sys.exit(exit_code_of(error))
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
 

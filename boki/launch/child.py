@@ -141,7 +141,7 @@ def command_name(config: DevConfig | UpConfig) -> str:
     return "up" if isinstance(config, UpConfig) else "dev"
 
 
-def arguments(config: DevConfig | UpConfig, *, with_token: bool = True) -> list[str]:
+def arguments(config: DevConfig | UpConfig) -> list[str]:
     """The command line after `boki` that starts a system with this configuration."""
     words = [command_name(config), "--config", os.devnull]
     for setting in settings(type(config)):
@@ -152,7 +152,7 @@ def arguments(config: DevConfig | UpConfig, *, with_token: bool = True) -> list[
         value = getattr(owner, name)
         if isinstance(value, bool):
             words.append(flag(setting.name) if value else flag(setting.name).replace("--", "--no-", 1))
-        elif value != "" and (with_token or name != "token"):
+        elif value != "":
             words += [flag(setting.name), str(value.resolve() if isinstance(value, Path) else value)]
     return words
 

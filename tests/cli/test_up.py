@@ -83,7 +83,7 @@ def test_a_cluster_starts_serves_survives_kills_and_stops(project: Project) -> N
     said = project.boki("up", "--detach", "--port", "0")
     assert f"listening on {project.state().url}" in said
     held = Path(f"/proc/{project.state().pid}/maps").read_text()
-    assert "pydantic_core" not in held, "who supervises holds no parser of a command line"
+    assert "pydantic_core" not in held, "the supervisor holds no parser of a command line"
     assert "runs already" in project.boki("up", "--detach", exit_code=1)
     assert project.boki("invoke", "greet", "Ada") == "Hello Ada\n"
     seqnum = project.boki("log", "append", "guests", "Bob", "--tag", "guest").strip()
