@@ -263,6 +263,6 @@ class Resting(Protocol):
 
 @runtime_checkable
 class Unhurried(Resting, Protocol):
-    """A core that rests and is in no hurry then: its tick may come so much later than it says, to meet a beat."""
+    """A core whose tick may come up to `LATE_US` after `rests_until` while it rests, so that it comes at a beat."""
 
     LATE_US: ClassVar[int]

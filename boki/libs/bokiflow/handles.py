@@ -22,6 +22,7 @@ from boki.extending import (
     decode_any,
     encode_any,
     invocation_id_of,
+    uncertain,
     version_of,
 )
 from boki.libs.bokiflow.beginning import Beginning, Calls, QueryRequest, ended_attendant
@@ -178,7 +179,7 @@ class Handle(Generic[R]):
         seqnum = await self._send(note, f"update:{update_id}")
         try:
             async with asyncio.timeout(wait_s):
-                answer = await self._answer(note, seqnum)
+                answer = await self._answer(note, seqnum if id is not None else seqnum + 1)
         except (WorkflowEnded, KeyReused):
             raise
         except (BokiError, TimeoutError) as error:  # it is about the wait: the update is in the log
@@ -216,7 +217,7 @@ class Handle(Generic[R]):
     async def resolve(self, promise: str, value: Any = None) -> None:
         """Give the promise of that name its value. The first value or error counts, and again does nothing.
 
-        `WorkflowEnded` if it has ended without one.
+        `WorkflowEnded` if it has ended, and no workflow of this id was given the promise before.
         """
         await self._settle(promise, Result(encode_any(value, f"value of promise {promise}")))
 
@@ -307,22 +308,24 @@ class Handle(Generic[R]):
             await self._check_running()
         except NoSuchWorkflow:
             pass
-        except WorkflowEnded:
-            if await self._is_settled(promise):  # which may be what has ended it
+        except WorkflowEnded as error:
+            await self._logbook.sync()  # that it has ended is known by another book
+            is_settled, is_whole = await self._look_for(promise)
+            if is_settled:  # which may be what has ended it
                 return
-            raise
+            raise error if is_whole else uncertain(error) from None
         await self._send(Resolved(promise, result), None)
 
-    async def _is_settled(self, promise: str) -> bool:
-        """Whether the promise was given a value or an error."""
-        start, is_end = 0, False
+    async def _look_for(self, promise: str) -> tuple[bool, bool]:
+        """Whether the promise was given a value or an error, and whether all of the inbox is there to tell."""
+        start, is_end, is_whole = 0, False, True
         while not is_end:
             page = await self._logbook.read(inbox_tag(self.invocation_id), start=start, limit=_PAGE)
             notes = (note_of(record.data) for record in page.records)
             if any(isinstance(note, Resolved) and note.name == promise for note in notes):
-                return True
-            start, is_end = page.next_start, page.is_end
-        return False
+                return True, True
+            start, is_end, is_whole = page.next_start, page.is_end, is_whole and not page.first_seqnum
+        return False, is_whole
 
     async def _send(self, note: Note, key: str | None) -> int:
         tag = inbox_tag(self.invocation_id)
@@ -330,8 +333,8 @@ class Handle(Generic[R]):
         return await self._logbook.append(encode_note(note), [tag], key=logged)
 
     async def _answer(self, update: Updated, start: int) -> Result:
-        """Wait for the answer, or for the end of the workflow. The update is the record at `start`, or another is that
-        was sent under its id before.
+        """Wait for the answer, or for the end of the workflow. If the record at `start` is another update that was sent
+        under the same id before: `KeyReused`.
         """
         tag = inbox_tag(self.invocation_id)
         while True:

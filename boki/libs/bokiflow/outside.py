@@ -31,7 +31,7 @@ class StartOptions(TypedDict, total=False):
 
 
 def id_or_new(id: str | None, most_chars: int = MAX_ID_CHARS) -> str:  # noqa: A002 - as everywhere
-    """The id, or a new one if none is given. `InvalidArgument` if it can be none: an empty one is no wish for one."""
+    """The id, or a new one if it is None. `InvalidArgument` if it is empty, or too long."""
     return uuid4().hex if id is None else check_key(id, "id", most_chars)
 
 

@@ -125,18 +125,50 @@ async def test_backfill(boki_context: boki.testing.Context) -> None:
         await schedule.backfill(datetime(2020, 1, 1), T0)
 
 
-async def test_a_backfill_leaves_no_tick_out(
-    boki_context: boki.testing.Context, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever the schedule does at a tick of today, and though more are asked for than may wait."""
-    monkeypatch.setattr("boki.libs.bokiflow.schedules.state.MAX_QUEUED", 3)
+YEARS = datetime(1990, 1, 1, tzinfo=UTC), datetime(2002, 1, 1, tzinfo=UTC)
+TICKS = [f"m@{year}-01-01T00:00:00Z" for year in range(1990, 2002)]
+
+
+@pytest.mark.parametrize("overlap", ["skip", "queue", "queue_all", "cancel", "kill"])
+async def test_a_backfill_leaves_no_tick_out(boki_context: boki.testing.Context, overlap: Overlap) -> None:
+    """Whatever the schedule does at a tick of today: of the past one waits for the other."""
     ctx = boki_context
-    schedule = await report.schedule(ctx, 1, id="m", cron="0 0 1 1 *", overlap="skip")
-    yearly = [datetime(year, 1, 1, tzinfo=UTC) for year in (1990, 2002)]
-    assert await schedule.backfill(*yearly) == 12
+    schedule = await report.schedule(ctx, 1, id="m", cron="0 0 1 1 *", overlap=overlap)
+    assert await schedule.backfill(*YEARS) == 12
     await ctx.clock.advance(200)
-    assert sorted(RAN) == [f"m@{year}-01-01T00:00:00Z" for year in range(1990, 2002)]
+    assert list(dict.fromkeys(RAN)) == TICKS
     assert (await schedule.state()).counts.get("skipped", 0) == 0
+
+
+async def test_a_trigger_waits_for_no_backfill(boki_context: boki.testing.Context) -> None:
+    """It is taken once, and by the schedule's policy, while ticks of the past wait for one that takes long."""
+    ctx = boki_context
+    schedule = await report.schedule(ctx, 100, id="m", cron="0 0 1 1 *")
+    await schedule.backfill(*YEARS)
+    await ctx.clock.advance(10)
+    assert await schedule.trigger(key="t", overlap="allow") == "m@now-t"
+    await ctx.clock.advance(10)
+    assert set(RAN) == {TICKS[0], "m@now-t"}
+    assert await schedule.trigger(key="u") == "m@now-u"
+    await ctx.clock.advance(5_000)
+    assert list(dict.fromkeys(RAN)) == [TICKS[0], "m@now-t", *TICKS[1:]], "by the policy the second one is skipped"
+    assert (await schedule.state()).counts["skipped"] == 1
+
+
+async def test_a_schedule_that_is_made_again_backfills_from_the_start(boki_context: boki.testing.Context) -> None:
+    """And not where the backfill of the deleted one had come to."""
+    ctx = boki_context
+    schedule = await report.schedule(ctx, 100, id="m", cron="0 0 1 1 *")
+    await schedule.backfill(*YEARS)
+    await ctx.clock.advance(250)
+    await schedule.delete()
+    begun = set(RAN)
+    assert 1 < len(begun) < 12
+    schedule = await report.schedule(ctx, 100, id="m", cron="0 0 1 1 *")
+    before = datetime(1985, 1, 1, tzinfo=UTC)
+    assert await schedule.backfill(before, YEARS[1]) == 17
+    await ctx.clock.advance(5_000)
+    assert len(set(RAN)) == 17
 
 
 async def test_create_replace_and_delete(boki_context: boki.testing.Context) -> None:

@@ -111,11 +111,17 @@ def resolve(
 @app.command()
 @examples("boki flow reject travel trip-17 payment --reason 'the card was refused'")
 def reject(
-    name: Name, flow_id: Id, promise: Promise, reason: Reason = "", book: Book = "", url: Url = "", token: Token = ""
+    name: Name,
+    flow_id: Id,
+    promise: Promise,
+    reason: Annotated[str, typer.Option("--reason", help="What the error says that the workflow raises.")] = "",
+    book: Book = "",
+    url: Url = "",
+    token: Token = "",
 ) -> None:
     """Have a promise of a workflow raise an error. The first one counts."""
     with Flows(url, token, book) as flows:
-        flows.post(name, flow_id, "promise", promise, "reject", query={"reason": reason})
+        flows.post(name, flow_id, "promise", promise, "reject", query={"reason": check_reason(reason)})
     say(f"promise {promise} of {name} {flow_id} is rejected")
 
 

@@ -198,7 +198,10 @@ def backfill(
     url: Url = "",
     token: Token = "",
 ) -> None:
-    """Start the ticks of a time now, one after the other."""
+    """Start the ticks of a time now.
+
+    One after the other, or together if the schedule or --overlap says allow.
+    """
     body = {"start": utc(start, "START"), "end": utc(end, "END"), **({"overlap": overlap} if overlap else {})}
     with Flows(url, token, book, SCHEDULES) as flows:
         data = msgspec.json.encode(body)

@@ -172,8 +172,10 @@ class Schedule:
     async def backfill(self, start: datetime, end: datetime, *, overlap: Overlap | None = None) -> int:
         """Start the workflows of the ticks from `start` to before `end`: how many ticks that is.
 
-        One after the other, or all together if the schedule allows overlaps; `overlap` says otherwise. The workflow of
-        a tick that is still kept is not started again. At most 10,000 ticks at once.
+        One after the other, or all together if the schedule allows overlaps; `overlap` says otherwise. What comes
+        meanwhile, ticks and triggers, is decided by the schedule's own policy: one that skips leaves out its ticks
+        while a workflow of the past runs. The workflow of a tick that is still kept is not started again. At most
+        10,000 ticks at once.
         """
         from_us, until_us = _micros(start, "start"), _micros(end, "end")
         if until_us <= from_us:

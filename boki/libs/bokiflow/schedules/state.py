@@ -173,6 +173,7 @@ class Fold:
                 self.is_deleted = True
                 self.queued.clear()
                 self.asked.clear()
+                self.backfill_us = 0
             case Decided():
                 self._decided(note)
             case Kept():
@@ -186,8 +187,9 @@ class Fold:
         for key in note.ended:
             self.running.pop(key, None)
             self.ended.pop(key, None)
-        if note.asked:
-            del self.asked[: note.asked]
+        taken = {act.key for act in note.acts}
+        rest = self.asked[note.asked :]  # among which triggers may have passed a backfill
+        self.asked = [one for one in rest if not (isinstance(one, Triggered) and f"now-{one.key}" in taken)]
         self.backfill_us = note.backfill_us
         self.closing = note.closed or (self.closing if self.running else "")
         for act in note.acts:
@@ -277,23 +279,27 @@ class _Draft:
             self._start(key, tick_us)
 
     def take_asked(self) -> None:
-        """Triggers and backfills, in their order."""
+        """Triggers and backfills, in their order; but no trigger waits for a backfill."""
+        waits = False
         for one in self._state.asked:
             if self._is_full:
                 return
             if isinstance(one, Triggered):
                 self._take(f"now-{one.key}", 0, one.overlap)
-            elif not self._backfill(one):
-                return
-            self._asked += 1
-            self._backfill_us = 0
+            elif waits or not self._backfill(one):
+                waits = True
+            else:
+                self._backfill_us = 0
+            self._asked += not waits
 
     def _backfill(self, one: Backfilled) -> bool:
-        """Whether all its ticks were taken. Whoever asks for ticks of the past wants all of them."""
+        """Whether all its ticks were taken. Whoever asks for ticks of the past wants all of them: where one is to wait
+        for the other, each is taken when nothing runs or waits.
+        """
         policy = one.overlap or ("allow" if self._spec.overlap == "allow" else "queue_all")
         at_us = self._backfill_us or one.from_us - 1
         while (tick_us := next_tick(self._spec, at_us)) is not None and tick_us < one.until_us:
-            if self._is_full or (policy == "queue_all" and len(self._queued) >= MAX_QUEUED):
+            if self._is_full or (policy == "queue_all" and (self._running or self._queued)):
                 return False
             self._take(tick_name(tick_us), tick_us, policy)
             at_us = self._backfill_us = tick_us
