@@ -124,7 +124,8 @@ class NothingTwice:
             standing = [seqnum for seqnum in seqnums if not (is_keyed and facts.may_be_deleted(book, seqnum))]
             if len(standing) > 1:
                 yield Violation(self.name, f"{payload} stands in {book} at {sorted(seqnums)}", tuple(calls))
-            if calls and all(call.is_impossible for call in calls):
+            # a repetition under a key is refused on its own merits once a deletion has taken the first use with it
+            if standing and calls and all(call.is_impossible for call in calls):
                 codes = [call.result.code for call in calls if isinstance(call.result, Refused)]
                 text = f"{payload} was refused ({', '.join(codes)}) and stands in {book} at {sorted(seqnums)}"
                 yield Violation(self.name, text, tuple(calls))
