@@ -60,7 +60,7 @@ def test_a_group_may_stand_anew_under_its_key_once_its_book_was_deleted(clients:
 @pytest.mark.parametrize("key", ["k", None])
 def test_a_repetition_may_be_refused_once_its_first_use_was_deleted(clients: Clients, key: str | None) -> None:
     """A gateway repeats a request under a key whose answer was lost. If its book was deleted meanwhile, the condition
-    decides anew, though somebody has seen the record (simulator, seed 704780).
+    decides again, though somebody has seen the record (simulator, seed 704780).
     """
     append = Appending((Written("p", ("t",)),), (Condition("t", 20),), key)
     clients.call("one", append, Refused("condition_failed", "not_applied", 0))
