@@ -2,7 +2,8 @@
 ZooKeeper is at hand, processes that tests start keep what they compile and end with the run, and what stays is not
 collected over and over.
 
-The longest matrices (seeds, ablations, classes of faults) have a sample in the ordinary run, and all with `--whole`.
+The longest matrices (seeds, ablations, classes of faults) have a sample in the ordinary run, and all with `--whole`; so
+have tests that are marked so.
 """
 
 from __future__ import annotations
@@ -41,6 +42,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="sample",
         help="every case of the workflows' suite in each of its modes, and the longest workloads",
     )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what takes long, without `--whole`."""
+    if not config.getoption("whole"):
+        left = [item for item in items if item.get_closest_marker("whole") is not None]
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item.get_closest_marker("whole") is None]
 
 
 def pytest_configure() -> None:

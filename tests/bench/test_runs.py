@@ -75,19 +75,21 @@ def is_measured(row: dict[str, object]) -> bool:
             ],
         ),
         (["flow", "--apps", "--duration-s", "0.3"], [("flow-travel", 100), ("flow-movie", 100)]),
-        (
+        pytest.param(
             ["flow", "--duration-s", "0.5"],
             [
                 *[(f"flow-steps{how}", callers) for callers in (1, 64) for how in ("", "-http")],
                 *[("flow-pure-steps", 1), ("flow-first-step", 1), ("flow-recovery", 1_000), ("flow-asleep", 2_000)],
             ],
+            marks=pytest.mark.whole,
         ),
-        (
+        pytest.param(
             ["queue", "--duration-s", "0.5"],
             [
                 *(flow for flow in FLOWS for _ in ("boki", *queue_peers.installed())),
                 *[("queue-wake", 1), ("queue-wake", 1), ("queue-push-many", 4)],
             ],
+            marks=pytest.mark.whole,
         ),
     ],
     ids=lambda value: value[0] if isinstance(value[0], str) else None,

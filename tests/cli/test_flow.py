@@ -141,20 +141,6 @@ def test_a_workflow_from_its_start_to_its_result(url: str) -> None:
     assert names.index("book_hotel") < names.index("signal approve") < names.index("promise flight")
 
 
-def test_a_promise_that_is_rejected_raises(url: str) -> None:
-    """From the shell and from a program; what ended without it is told that it comes too late."""
-    for flow_id in ("r-1", "r-2"):
-        boki(url, "start", "travel", "Oslo", "--id", flow_id)
-        boki(url, "signal", "travel", flow_id, "approve", "true")
-    boki(url, "reject", "travel", "r-1", "flight", "--reason", "no seats to Oslo")
-    with BlockingClient(url) as client:
-        BlockingFlowClient(client).handle("travel", "r-2").reject("flight")
-    assert "no seats to Oslo" in boki(url, "result", "travel", "r-1", "--wait-s", "20", code=1).stderr
-    assert "flight was rejected" in boki(url, "result", "travel", "r-2", "--wait-s", "20", code=1).stderr
-    boki(url, "reject", "travel", "r-1", "flight")  # again
-    assert "has ended" in boki(url, "reject", "travel", "r-1", "hotel", code=1).stderr
-
-
 def test_what_has_failed_is_shown_with_its_attempts(url: str) -> None:
     """The error stands below its step, and the exit code of `result` is 1."""
     boki(url, "signal", "travel", "t-2", "approve", "false")  # before the start
@@ -405,3 +391,17 @@ def test_the_blocking_client_is_made_from_the_other_one() -> None:
     """Run `python -m tests.unasync` if this fails."""
     for name, twin in FLOW_TWINS.items():
         assert (FLOW_FOLDER / twin).read_text(encoding="utf-8") == plain_client(name)
+
+
+def test_a_promise_that_is_rejected_raises(url: str) -> None:
+    """From the shell and from a program; what ended without it is told that it comes too late."""
+    for flow_id in ("r-1", "r-2"):
+        boki(url, "start", "travel", "Oslo", "--id", flow_id)
+        boki(url, "signal", "travel", flow_id, "approve", "true")
+    boki(url, "reject", "travel", "r-1", "flight", "--reason", "no seats to Oslo")
+    with BlockingClient(url) as client:
+        BlockingFlowClient(client).handle("travel", "r-2").reject("flight")
+    assert "no seats to Oslo" in boki(url, "result", "travel", "r-1", "--wait-s", "20", code=1).stderr
+    assert "flight was rejected" in boki(url, "result", "travel", "r-2", "--wait-s", "20", code=1).stderr
+    boki(url, "reject", "travel", "r-1", "flight")  # again
+    assert "has ended" in boki(url, "reject", "travel", "r-1", "hotel", code=1).stderr

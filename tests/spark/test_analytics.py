@@ -39,6 +39,7 @@ def test_times_are_no_time_of_day() -> None:
     assert moment == pd.Timestamp("2023-11-14T22:13:20", tz="UTC")
 
 
+@pytest.mark.whole
 @pytest.mark.usefixtures("far_east")
 def test_ages_and_rates_are_those_of_the_records(spark: SparkSession, system: Child, client: BlockingClient) -> None:
     """Each delivery is as old as the log's time between its push and its take; what is not taken has no age. Queues of

@@ -38,6 +38,7 @@ def test_the_benchmark_sees_what_is_missing_or_twice(spark: SparkSession, tmp_pa
     assert wrong() == 100
 
 
+@pytest.mark.whole
 def test_spark_is_measured_in_every_mode(
     spark: SparkSession, system: Child, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

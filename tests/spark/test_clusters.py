@@ -50,6 +50,7 @@ class Appender:
         self._thread.join()
 
 
+@pytest.mark.whole
 @pytest.mark.xdist_group("spark")
 def test_ten_reconfigurations_of_a_cluster_under_a_running_stream(spark: SparkSession, tmp_path: Path) -> None:
     """`boki reconfigure` ten times, to other numbers of logs, while records are appended and read: each once.

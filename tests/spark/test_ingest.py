@@ -228,6 +228,7 @@ def once(spark: SparkSession, pipeline: Pipeline) -> list[int]:
     return counts
 
 
+@pytest.mark.whole
 def test_one_run_at_a_time_and_one_checkpoint(
     spark: SparkSession, client: BlockingClient, system: Child, tmp_path: Path
 ) -> None:

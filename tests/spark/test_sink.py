@@ -111,6 +111,7 @@ def test_tasks_that_are_killed_write_each_row_once(
     assert records(client, f"{book}.deaths")
 
 
+@pytest.mark.whole
 def test_a_job_that_runs_again_adds_what_is_missing(spark: SparkSession, system: Child, client: BlockingClient) -> None:
     """Under one writeId a failed job is finished by the next, a finished one not repeated, other rows refused.
 
@@ -133,6 +134,7 @@ def test_a_job_that_runs_again_adds_what_is_missing(spark: SparkSession, system:
     assert len(records(client, "spark:sinks", "!spark:nightly")) == 1
 
 
+@pytest.mark.whole
 def test_a_repeated_write_in_other_partitions_adds_nothing(
     spark: SparkSession, system: Child, client: BlockingClient
 ) -> None:

@@ -84,11 +84,11 @@ FIRST_CAUGHT = {
 """
 
 
-PART = 5
+PART = 10
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """All safeguards with `--whole`, otherwise the fifth that the fewest seeds have caught.
+    """All safeguards with `--whole`, otherwise the tenth that the fewest seeds have caught.
 
     Whenever the simulator draws anything else all are caught elsewhere, and only what many seeds catch is found soon.
     """
