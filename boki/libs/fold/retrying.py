@@ -19,7 +19,7 @@ from random import Random
 from typing import Final, TypeVar
 
 from boki import BokiError, ConditionFailed
-from boki.extending import uncertain
+from boki.errors import uncertain
 from boki.retry import Backoff
 
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from boki.verify.sim.coverage import SITUATIONS
 from boki.verify.sim.options import BESIDE, FAULTS, Options, draw_options
 from boki.verify.sim.simulation import simulate
 
-SEEDS = 90
+SEEDS = 160
 """In the ordinary run. `--whole` runs as many as must meet every rare situation."""
 CHUNK = 10
 
