@@ -85,7 +85,7 @@ class SequencerCore:
 
     HEARS: ClassVar[frozenset[type]] = kinds(SequencerInput)
     LATE_US: ClassVar[int] = 125_000
-    """What an idle primary repeats comes to a beat, and is not sent, and heard, between two of them permanently."""
+    """An idle primary may repeat itself this late, at a beat: else it would wake all who hear it between beats."""
 
     def __init__(self, node: NodeId, incarnation: int, disk: DiskReader, mate: NodeId | None = None) -> None:
         self.node = node

@@ -125,8 +125,8 @@ def test_a_gateway_that_stops_is_left_and_its_refusal_is_no_answer() -> None:
 def test_the_deadline_is_shared_by_all_gateways() -> None:
     """One whose machine takes no packets leaves time for the others; none has more than the request had."""
     attempts = Attempts(Gateways(URLS), KEYED, 100.0)
-    assert attempts.begin(100.0) == ("http://a:1", 9.0, 3.0)
+    assert (attempts.begin(100.0), attempts.left_s(100.0)) == (("http://a:1", 3.0), 9.0)
     attempts.failed("http://a:1", Unavailable("no packets"), 103.0)
-    assert attempts.begin(103.0) == ("http://b:1", 6.0, 3.0)
+    assert (attempts.begin(103.0), attempts.left_s(103.0)) == (("http://b:1", 3.0), 6.0)
     with pytest.raises(Unavailable):
         attempts.failed("http://b:1", Unavailable("no packets"), 109.0)

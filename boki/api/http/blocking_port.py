@@ -30,7 +30,6 @@ from boki.errors import ConnectionLost, DeadlineExceeded, Unavailable
 from boki.log.metalog import Positions, merge_positions
 from boki.log.operations import Answer, Operation
 
-_SHORTEST_S: Final = 0.001
 _IDLE_S: Final = 15.0
 """An idle connection is not used after this, so that no request runs into its end."""
 _PART_BYTES: Final = 64 * 1024
@@ -83,14 +82,11 @@ class BlockingHttpPort:
         """The answer, as `send`. One that is streamed comes first without a body, then part by part as it arrives."""
         attempts = Attempts(self._gateways, request, monotonic())
         while True:
-            url, left_s, connect_s = attempts.begin(monotonic())
-            answers = self._stream(url, request, monotonic() + left_s, connect_s)
+            url, connect_s = attempts.begin(monotonic())
+            answers = self._stream(url, request, attempts, connect_s)
             try:
                 first = next(answers)
-            except DeadlineExceeded:
-                self._gateways.leave(url)
-                raise
-            except (Unavailable, ConnectionLost) as error:
+            except (Unavailable, ConnectionLost, DeadlineExceeded) as error:
                 if self._is_closed:
                     raise
                 attempts.failed(url, error, monotonic())
@@ -102,12 +98,12 @@ class BlockingHttpPort:
             answers.close()
 
     def _stream(
-        self, url: str, request: HttpRequest, until_s: float, connect_s: float
+        self, url: str, request: HttpRequest, attempts: Attempts, connect_s: float
     ) -> Generator[HttpAnswer, None, None]:
         if self._is_closed:
             raise closed()
         connection = self._take(url) or _connect(url, connect_s)
-        timeout_s = max(until_s - monotonic(), _SHORTEST_S)
+        timeout_s = attempts.left_s(monotonic())
         is_reusable = False
         headers: dict[str, str] = {}
         try:

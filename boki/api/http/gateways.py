@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from boki.api.http.exchange import HttpAnswer, HttpRequest, check_url, error_of
-from boki.errors import ConnectionLost, Unavailable, uncertain
+from boki.errors import ConnectionLost, DeadlineExceeded, Unavailable, uncertain
 
 
 class Gateways:
@@ -28,11 +28,10 @@ _MAX_REFUSALS: Final = 100
 """How often a request is sent again because a draining gateway refused it: each time costs one connection to it."""
 _CONNECT_S: Final = 10.0
 _SHORTEST_S: Final = 0.001
-"""0 would be no limit at all."""
 
 
 class Attempts:
-    """The attempts of one request: at which gateway, with how much time, and what its caller is told in the end.
+    """The attempts of one request: which gateway is asked, how much time is left, and which answer counts.
 
     Each gateway is asked once, and again after it has refused the request because it stops. A request that may have
     been applied is repeated only if that does no harm; from then on nothing can be told as not applied.
@@ -46,18 +45,23 @@ class Attempts:
         self._lost: ConnectionLost | None = None
         """How an earlier attempt ended that may have been applied."""
 
-    def begin(self, now_s: float) -> tuple[str, float, float]:
-        """The next attempt: the gateway's address, the seconds that are left, and those of them for connecting, so that
-        as many are left for each of the other gateways.
+    def begin(self, now_s: float) -> tuple[str, float]:
+        """The next attempt: the gateway's address, and the seconds for connecting, which leave as many for each of the
+        gateways that were not asked yet.
         """
         self._count += 1
-        left_s = max(self._until_s - now_s, _SHORTEST_S)
         others = max(len(self._gateways.urls) - self._count, 0)
-        return self._gateways.current, left_s, max(min(_CONNECT_S, left_s / (others + 1)), _SHORTEST_S)
+        return self._gateways.current, min(_CONNECT_S, self.left_s(now_s) / (others + 1))
 
-    def failed(self, url: str, error: Unavailable | ConnectionLost, now_s: float) -> None:
+    def left_s(self, now_s: float) -> float:
+        """Seconds until the deadline of the request; never 0, which means no deadline to those who wait."""
+        return max(self._until_s - now_s, _SHORTEST_S)
+
+    def failed(self, url: str, error: Unavailable | ConnectionLost | DeadlineExceeded, now_s: float) -> None:
         """The attempt has ended so: raises what the caller is to be told, unless the next gateway is to be asked."""
         self._gateways.leave(url)
+        if isinstance(error, DeadlineExceeded):
+            raise error
         if isinstance(error, ConnectionLost):
             if self._request.is_change:
                 self._lost = self._lost or error

@@ -60,13 +60,10 @@ class HttpPort:
         """
         attempts = Attempts(self._gateways, request, monotonic())
         while True:
-            url, left_s, connect_s = attempts.begin(monotonic())
+            url, connect_s = attempts.begin(monotonic())
             try:
-                answer = await self._send(url, request, left_s, connect_s)
-            except DeadlineExceeded:
-                self._gateways.leave(url)
-                raise
-            except (Unavailable, ConnectionLost) as error:
+                answer = await self._send(url, request, attempts.left_s(monotonic()), connect_s)
+            except (Unavailable, ConnectionLost, DeadlineExceeded) as error:
                 if self._is_closed:
                     raise
                 attempts.failed(url, error, monotonic())

@@ -61,8 +61,8 @@ async def run_workflow(ctx: Context, workflow: Limited, arguments: tuple[Any, ..
     life = 0 if chosen is None else life_of(chosen.start)
     flow_id = ctx.invocation_id if chosen is None or not chosen.name else chosen.name
     tag = journal_tag(ctx.invocation_id)
-    attributes = {} if chosen is None else chosen.attributes
     has_history = chosen is not None and (chosen.if_ended in _AGAIN or bool(chosen.copies))
+    attributes = {} if chosen is None else chosen.attributes
     limit = limit_of(attributes, workflow.limit)
     _check_try(ctx, needs_log=has_history or limit is not None or JOINS in attributes)
     is_first = ctx.run_number == 1 and not has_history

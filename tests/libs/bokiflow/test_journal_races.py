@@ -13,6 +13,7 @@ from boki.libs.bokiflow.journal import JournalWriter
 from boki.libs.bokiflow.records import Began, Done, Entry, Fired, Result, encode_entry
 from boki.libs.bokiflow.replaying import read_history
 from boki.log.chunk import Group, encode_chunk
+from boki.log.memory import MemoryLog
 from boki.log.metalog import Positions
 from boki.log.operations import Answer, Append, Operation
 from boki.testing.memory_port import MemoryPort
@@ -20,45 +21,36 @@ from boki.testing.memory_port import MemoryPort
 TAG = "!fj:run"
 STEPS = (1, 2)
 ROUNDS = 40
-SETTLED = 60
-"""This many turns of the loop suffice for what an execution does between two appends."""
 
 
-class InOrder(MemoryPort):
-    """Appends are carried out one by one, in the order in which they were sent."""
+class Process(MemoryPort):
+    """The way of one execution to the log. Its appends wait until all that were sent before them are carried out."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._sent: deque[asyncio.Future[None]] = deque()
+    def __init__(self, log: MemoryLog, sent: deque[tuple[Process, asyncio.Future[None]]]) -> None:
+        super().__init__(log)
+        self._sent = sent
+        self.waits = asyncio.Event()
+        """It has sent an append, or come to its end: then it does nothing more by itself."""
 
     async def request(self, operation: Operation, positions: Positions, timeout_s: float) -> Answer:
         if isinstance(operation, Append):
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._sent.append(turn)
+            self._sent.append((self, turn))
+            self.waits.set()
             await turn
         return await super().request(operation, positions, timeout_s)
 
-    def carry_out_next(self) -> None:
-        """The next append, if there is one."""
-        if self._sent:
-            self._sent.popleft().set_result(None)
+    def begin(self, writer: int, *, gives_way: bool) -> asyncio.Task[None]:
+        """An execution in this process."""
+        book = LogSession(self, AppendGatherer(self), Caller()).logbook("test")
+        execution = asyncio.ensure_future(run(book, writer, gives_way=gives_way))
+        execution.add_done_callback(lambda _: self.waits.set())
+        return execution
 
 
-async def settle() -> None:
-    """Let the executions hear of an answer, read, and send what follows."""
-    for _ in range(SETTLED):
-        await asyncio.sleep(0)
-
-
-def append(port: InOrder, entry: Entry) -> None:
+def append(log: MemoryLog, entry: Entry) -> None:
     """A record of another execution."""
-    chunk = encode_chunk("test", [Group([(encode_entry(entry), [TAG])])])
-    port.log.answer(Append("test", chunk), port.clock.now_us)
-
-
-def logbook(port: InOrder) -> LogBook:
-    """The LogBook as a process of its own has it."""
-    return LogSession(port, AppendGatherer(port), Caller()).logbook("test")
+    log.answer(Append("test", encode_chunk("test", [Group([(encode_entry(entry), [TAG])])])), 1)
 
 
 async def run(book: LogBook, writer: int, *, gives_way: bool) -> None:
@@ -86,20 +78,25 @@ async def ends(*, gives_way: bool) -> int:
     """How many of two executions have ended after some rounds. In between their reads a record of a third one came,
     which does not count: so each of them is late by one place when the other has sent two.
     """
-    port = InOrder()
-    append(port, Entry(9, 0, 0, 0, Began(), began_us=1))
-    first = asyncio.ensure_future(run(logbook(port), 1, gives_way=gives_way))
-    await settle()
-    append(port, Entry(8, 0, 0, 0, Fired(5)))
-    second = asyncio.ensure_future(run(logbook(port), 2, gives_way=gives_way))
-    await settle()
+    log, sent = MemoryLog(), deque[tuple[Process, asyncio.Future[None]]]()
+    processes = [Process(log, sent), Process(log, sent)]
+    append(log, Entry(9, 0, 0, 0, Began(), began_us=1))
+    executions = [processes[0].begin(1, gives_way=gives_way)]
+    await processes[0].waits.wait()
+    append(log, Entry(8, 0, 0, 0, Fired(5)))
+    executions.append(processes[1].begin(2, gives_way=gives_way))
+    await processes[1].waits.wait()
     for _ in range(ROUNDS):
-        port.carry_out_next()
-        await settle()
-    done = first.done() + second.done()
-    for one in (first, second):
+        if not sent:
+            break
+        process, turn = sent.popleft()
+        process.waits.clear()
+        turn.set_result(None)
+        await process.waits.wait()
+    done = sum(one.done() for one in executions)
+    for one in executions:
         one.cancel()
-    await asyncio.gather(first, second, return_exceptions=True)
+    await asyncio.gather(*executions, return_exceptions=True)
     return done
 
 

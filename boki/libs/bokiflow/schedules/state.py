@@ -290,7 +290,8 @@ class _Draft:
                 waits = True
             else:
                 self._backfill_us = 0
-            self._asked += not waits
+            if not waits:
+                self._asked += 1
 
     def _backfill(self, one: Backfilled) -> bool:
         """Whether all its ticks were taken. Whoever asks for ticks of the past wants all of them: where one is to wait
