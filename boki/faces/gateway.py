@@ -87,7 +87,16 @@ class GatewayPort(Protocol):
 
     @property
     def functions(self) -> Mapping[str, FunctionInfo]:
-        """The registered functions by name; each reading gives the current ones."""
+        """The registered functions by name; each reading gives the current ones.
+
+        A gateway that has just started, or has lost all its engines, does not know them all.
+        """
+
+    async def look_for(self, request: BaseRequest, function: str) -> FunctionInfo | None:
+        """The function of that name; None if there is none.
+
+        Waits while the gateway does not know ("": while it knows none at all); `Unavailable` if that takes too long.
+        """
 
     async def run(self, call: Call) -> CallOutcome:
         """Run a call within the gateway's budget. Raises the `BokiError` that refuses it.

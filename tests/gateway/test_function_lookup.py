@@ -33,6 +33,48 @@ def test_a_call_waits_until_the_functions_are_known(path: str, status: int) -> N
     run(scenario())
 
 
+@pytest.mark.parametrize("path", ["/flow/new/a/cancel", "/flow/new", "/flow-schedule/new/a/pause"])
+def test_a_workflow_is_denied_only_once_the_functions_are_known(path: str) -> None:
+    """The faces of libraries wait as calls do: `boki chaos` was told of a node that had just started that a workflow
+    which ran did not exist.
+    """
+
+    async def scenario() -> None:
+        backend = FakeBackend()
+        backend.knows_functions = False
+        async with serving(backend) as (gateway, _, http):
+            task = asyncio.create_task(http.post(path))
+            await waiting(gateway.core)
+            backend.knows_functions = True
+            gateway.engine_changed(backend.engines[0], Standing())
+            async with await task as response:
+                await refused(response, 404, "no_such_function")
+            backend.knows_functions = False
+            gateway.drain()
+            async with http.post(path) as response:
+                await refused(response, 503, "unavailable")
+
+    run(scenario())
+
+
+def test_a_list_of_workflows_waits_until_any_function_is_known() -> None:
+    """It shows those whose functions are workflows: with no function known it would be empty."""
+
+    async def scenario() -> None:
+        backend = FakeBackend()
+        backend.knows_functions = False
+        known, backend.functions = backend.functions, {}
+        async with serving(backend) as (gateway, _, http):
+            task = asyncio.create_task(http.get("/flow"))
+            await waiting(gateway.core)
+            backend.functions = known
+            gateway.engine_changed(backend.engines[0], Standing())
+            async with await task as response:
+                assert response.status == 200
+
+    run(scenario())
+
+
 def test_a_name_is_refused_for_good_only_once_the_functions_are_known() -> None:
     """404 says that it is no function's, which only the complete list proves."""
 

@@ -16,7 +16,7 @@ import msgspec
 
 from boki.client import Client
 from boki.errors import BokiError, NotFound
-from boki.libs.bokiflow import WorkflowEnded
+from boki.libs.bokiflow import NoSuchWorkflow, WorkflowEnded
 from boki.libs.bokiflow.face.requests import Flows
 from boki.log.record import Record
 from boki.verify.workloads.errand_checks import Run, find_wrong_flows
@@ -129,7 +129,7 @@ class FlowWatch:
         def look() -> bool:
             try:
                 flows.get(*path)
-            except NotFound:
+            except NoSuchWorkflow:
                 return False
             return True
 
@@ -145,12 +145,14 @@ class FlowWatch:
             if state["state"] in _OVER:
                 return str(state["error"]["details"].get("error_type")), None
 
-    @staticmethod
-    async def _until_done(ask: Callable[[], Any]) -> Any:
+    async def _until_done(self, ask: Callable[[], Any]) -> Any:
         while True:
             try:
                 return await asyncio.to_thread(ask)
             except WorkflowEnded:
                 raise
-            except BokiError:
+            except BokiError as error:
+                told = f"a user was told: {error.message}"
+                if isinstance(error, NotFound) and told not in self.violations:
+                    self.violations.append(told)  # whatever they ask for is there
                 await asyncio.sleep(_RETRY_S)

@@ -51,7 +51,8 @@ class FunctionCalls:
         self._core = core
         self._config = config
         self._clock = clock
-        self._lookup = FunctionLookup(backend, core, clock)
+        self.lookup = FunctionLookup(backend, core, clock)
+        """What functions are found by."""
         self._waiting: dict[str, asyncio.Future[Outcome]] = {}
         self._held: dict[str, Call] = {}  # no engine takes them now
         self._incoming: dict[str, Incoming] = {}  # of calls that stream
@@ -76,7 +77,7 @@ class FunctionCalls:
 
     def route_of(self, method: str, path: str) -> tuple[Route, list[str]]:
         """The handler of a function's own route, and what it is called with. `NotFound`, or what the path takes."""
-        found = self._lookup.by_route(method, path)
+        found = self.lookup.by_route(method, path)
         if isinstance(found, Found):
             handler = partial(self.invoke_by_route, found)
             return Route(method, found.route.text, handler, is_call=True), [found.function.name]
@@ -87,7 +88,7 @@ class FunctionCalls:
 
     async def _route_later(self, request: BaseRequest, path: str) -> StreamResponse:
         """Once the functions are known: a gateway that has just started has yet to be told of their routes."""
-        await self._lookup.wait_for_route(request, path)
+        await self.lookup.wait_for_route(request, path)
         route, values = self.route_of(method_of(request), path)
         return await route.handler(request, *values)
 
@@ -98,7 +99,7 @@ class FunctionCalls:
 
     def dispatch_again(self, held: Iterable[str]) -> None:
         """An engine has changed: it may run other functions now, and it takes these calls, which were held."""
-        self._lookup.look_again()
+        self.lookup.look_again()
         for token in held:
             call = self._held.pop(token)
             try:
@@ -108,7 +109,7 @@ class FunctionCalls:
 
     async def invoke(self, request: BaseRequest, name: str) -> StreamResponse:
         """`POST /function/{name}`: run it, answer its result."""
-        info = self._backend.functions.get(name) or await self._lookup.wait_for(request, name)
+        info = await self.lookup.wait_for(request, name)
         key = arguments.key(request.headers)
         if key is not None:
             if info.streams:
@@ -191,7 +192,7 @@ class FunctionCalls:
 
     async def invoke_later(self, request: BaseRequest, name: str) -> Response:
         """`POST /asyncFunction/{name}`: answer the invocation's id once the call is in the log."""
-        info = self._backend.functions.get(name) or await self._lookup.wait_for(request, name)
+        info = await self.lookup.wait_for(request, name)
         key = arguments.key(request.headers)
         if info.streams:
             raise no_stream(name)
@@ -293,7 +294,7 @@ class FunctionCalls:
 
     def _tick(self) -> None:
         self.give_up(self._core.tick(self._clock()))
-        self._lookup.look_again()
+        self.lookup.look_again()
         self.start()
 
     def _answer(self, call: Call, outcome: Outcome, first_id: str = "") -> Response:

@@ -12,7 +12,7 @@ JSON body: they decode the request, and the document describes them::
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -111,19 +111,38 @@ class _Endpoint:
     waits: bool
     streams_s: float
     is_admitted: bool
+    function: str
+
+    @property
+    def names(self) -> list[str]:
+        """Those of the variable parts of the path."""
+        return [part[1:-1] for part in self.path.split("/") if part.startswith("{")]
+
+    def function_of(self, parts: Sequence[str], fields: msgspec.Struct) -> str:
+        """The function that a request names; "": none."""
+        given = dict(zip(self.names, parts, strict=True))
+        return given.get(self.function) or str(getattr(fields, self.function, ""))
 
 
 class Endpoints:
     """The endpoints of one library. `tag` heads them in the document; `places` describes variable parts of paths."""
 
     def __init__(
-        self, tag: str, places: dict[str, str], schemas: Mapping[str, Json] | None = None, *, uses_log: bool = True
+        self,
+        tag: str,
+        places: dict[str, str],
+        schemas: Mapping[str, Json] | None = None,
+        *,
+        uses_log: bool = True,
+        function: str = "",
     ) -> None:
         """`schemas`: of variable parts that are not any text. `uses_log`: whether requests have a session of the log,
-        with their positions and deadline.
+        with their positions and deadline. `function`: the variable part, or the field, that names a function: the
+        request waits until the gateway knows whether that is registered; one that names none, until it knows any.
         """
         self._tag = tag
         self._uses_log = uses_log
+        self._function = function
         self._places = places
         self._schemas = schemas or {}
         self._all: list[_Endpoint] = []
@@ -169,7 +188,7 @@ class Endpoints:
                 _Endpoint(
                     *(method, path, name, summary, act, self._uses_log, _fields_of(act, name), reads, value, answer),
                     *(has_key, takes_headers or {}, body_types, max_bytes, answer_bytes, lasts, is_polled, waits),
-                    *(streams_s, is_admitted),
+                    *(streams_s, is_admitted, self._function),
                 )
             )
             return act
@@ -188,8 +207,7 @@ class Endpoints:
         return found
 
     def _operation(self, one: _Endpoint) -> Json:
-        names = [part[1:-1] for part in one.path.split("/") if part.startswith("{")]
-        parameters = [path_parameter(name, self._places[name], self._schemas.get(name, TEXT)) for name in names]
+        parameters = [path_parameter(name, self._places[name], self._schemas.get(name, TEXT)) for name in one.names]
         schema = schema_of(one.fields)
         described = json_of(schema_of(one.value))
         own = described if one.value is not Any else {} if one.body_types else dict(BYTES)
@@ -247,6 +265,8 @@ async def _serve(
         fields = _decode_query(request, endpoint.fields)
     wait_s = max(0.0, min(getattr(fields, "wait_s", 0.0), MAX_WAIT_S)) or endpoint.streams_s
     waits = wait_s > 0 or endpoint.waits
+    if endpoint.function:
+        await gateway.look_for(request, endpoint.function_of(parts, fields))
     with ExitStack() as stack:
         if endpoint.is_admitted:
             stack.enter_context(gateway.admitted(endpoint.answer_bytes(fields), waits=waits))

@@ -50,16 +50,24 @@ class FunctionLookup:
             self._routes, self._routed = RouteTable(functions.values()), functions
         return self._routes.find(method, path)
 
-    async def wait_for(self, request: BaseRequest, name: str) -> FunctionInfo:
-        """The function of a name that was not known when the request came.
+    async def look_for(self, request: BaseRequest, name: str) -> FunctionInfo | None:
+        """The function of that name; None once the list is complete and it is not there. "": any will do.
 
-        `NoSuchFunction` once the list is complete; `Unavailable` if it is not within `Budget.hold_us`.
+        `Unavailable` if it is neither within `Budget.hold_us`.
         """
-        if self._backend.knows_functions:
-            raise no_such_function(name, self._backend.functions)
-        with self._core.admitted(waits=True), while_connected(request):
-            await self._until(lambda: name in self._backend.functions, repr(name[:128]))
-        info = self._backend.functions.get(name)
+
+        def is_known() -> bool:
+            functions = self._backend.functions
+            return name in functions if name else bool(functions)
+
+        if not is_known() and not self._backend.knows_functions:
+            with self._core.admitted(waits=True), while_connected(request):
+                await self._until(is_known, repr(name[:128]) if name else "at all")
+        return self._backend.functions.get(name)
+
+    async def wait_for(self, request: BaseRequest, name: str) -> FunctionInfo:
+        """The same; `NoSuchFunction` if there is none."""
+        info = await self.look_for(request, name)
         if info is None:
             raise no_such_function(name, self._backend.functions)
         return info

@@ -39,6 +39,10 @@ class LibraryPort:
         """See `GatewayPort`."""
         return self._backend.functions
 
+    async def look_for(self, request: BaseRequest, function: str) -> FunctionInfo | None:
+        """See `GatewayPort`."""
+        return await self._calls.lookup.look_for(request, function)
+
     @property
     def ledger(self) -> Ledger:
         """See `GatewayPort`."""

@@ -74,6 +74,7 @@ ENDPOINTS: Final = Endpoints(
         "id": "The id that it was started under",
         "message": "The name of the signal, update or promise",
     },
+    function="workflow",
 )
 _ONE: Final = "/flow/{workflow}/{id}"
 

@@ -51,7 +51,9 @@ class Backfill(msgspec.Struct, forbid_unknown_fields=True):
     overlap: Overlap | None = None
 
 
-ENDPOINTS: Final = Endpoints("Workflows", {"workflow": "The workflow's name", "id": "The schedule's id"})
+ENDPOINTS: Final = Endpoints(
+    "Workflows", {"workflow": "The workflow's name", "id": "The schedule's id"}, function="workflow"
+)
 _ONE: Final = "/flow-schedule/{workflow}/{id}"
 
 
