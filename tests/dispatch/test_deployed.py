@@ -15,11 +15,13 @@ from boki.books.calls.runs import is_refusal
 from boki.books.functions.bundle import File, pack_files
 from boki.books.functions.version_book import VersionBook
 from boki.books.functions.versions import Deployed
+from boki.dispatch.server import deployed as deployed_functions
 from boki.dispatch.server.deployed import DeployedFunctions
 from boki.errors import CorruptData, InvalidArgument, NoSuchFunction, Unavailable
 from boki.log.limits import DEFAULT_LIMITS
 from boki.protocol.call_messages import ActivateBundle
 from boki.protocol.calls import PINNED, ChosenId, Outcome, Payload
+from boki.retry import Backoff
 from tests.books.calls.call_world import FaultyPort, WatchedLog, a_call, failing
 from tests.engine.host import HEAD, TIMEOUT_S, Gate, Host, drive
 
@@ -258,6 +260,40 @@ def test_a_bundle_that_cannot_be_run_leaves_the_old_one_running(tmp_path: Path) 
             await made.deploy(bundle(app=SAYS.format("three")))
             await made.deployed.until(3)
             assert await made.host.result("says") == "three"
+
+    drive(test())
+
+
+def test_what_could_not_be_loaded_at_a_start_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its import may have taken too long on a busy machine. Until then logged calls of it are refused for now."""
+    monkeypatch.setattr(deployed_functions, "_AGAIN", Backoff(first_s=0.05, longest_s=0.05, jitter=0.0))
+    obstacle = tmp_path / "obstacle"
+    frail = f"from pathlib import Path\nassert not Path({str(obstacle)!r}).exists()\n"
+    waits = frail + WAITS.format("late")
+
+    async def test() -> None:
+        async with system(tmp_path) as made:
+            await made.deploy(bundle(app=SAYS.format("one"), other=waits, _late="VALUE = ''"))
+            await made.deployed.until(1)
+        obstacle.touch()
+        host = Host(None)
+        deployed = Watched(FaultyPort(made.log), host, made.folder)
+        try:
+            await host.start()
+            await deployed.start()
+            assert (deployed.number, set(host.functions)) == (1, {"says"})
+            with pytest.raises(Unavailable) as refused:
+                await deployed.run(a_call(1, "waits"))
+            assert is_refusal(failing(refused.value))
+            tries = host.functions_number
+            await host.until(lambda: host.functions_number > tries)
+            assert set(host.functions) == {"says"}
+            obstacle.unlink()
+            await host.until(lambda: "waits" in host.functions)
+            assert await host.result("says") == "one"
+        finally:
+            await deployed.stop()
+            await host.stop(0)
 
     drive(test())
 

@@ -115,8 +115,8 @@ class DeployedFunctions:
                 _log.warning("call %s is pinned to a version that cannot be had: %s", call.id, error)
             except OSError as error:
                 raise Unavailable(f"version {pinned} of the functions cannot be run here now: {error}") from None
-        if self._is_unsettled and call.function not in self._functions.functions:
-            raise Unavailable(f"{call.function!r} is not among the functions that run here, and another version is due")
+        if call.function not in self._functions.functions and self._is_unsettled:
+            raise Unavailable(f"{call.function!r} is not among the functions that run here yet")
         return await self._functions.call(call, until_gone=True)
 
     @property
@@ -126,9 +126,13 @@ class DeployedFunctions:
 
     @property
     def _is_unsettled(self) -> bool:
-        """Whether a version is still to run here: the active one, or one that is not chosen yet."""
+        """Whether a version is still to run here, or all of it: the active one, or one that is not chosen yet."""
         active = self._versions.active
-        return self.is_held_back or (active is not None and active.number != self.number)
+        return self.is_held_back or (active is not None and (active.number != self.number or self._lacks(active)))
+
+    def _lacks(self, version: Deployed) -> bool:
+        """Whether functions that the version had where it was deployed are not there."""
+        return not self._functions.functions.keys() >= set(version.functions)
 
     async def activate(self, asked: ActivateBundle) -> BundleActivated:
         """See whether the modules of an uploaded bundle can be loaded, and make it the version that runs.
@@ -169,17 +173,22 @@ class DeployedFunctions:
     async def _keep_up(self) -> None:
         failures = 0
         while True:
-            active = self._versions.active
-            is_due = self._versions.last_seqnum > self._passed_over
-            if active is None or active.number == self.number or not is_due:
-                failures = 0
-                self._changed.clear()
-                await self._changed.wait()
-            elif not await self._try_to_run(active):
-                failures += 1
-                self._changed.clear()
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), _AGAIN.pause_s(failures))
+            self._changed.clear()
+            failures = 0 if await self._catch_up() else failures + 1
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), _AGAIN.pause_s(failures) if failures else None)
+
+    async def _catch_up(self) -> bool:
+        """Run what is deployed, or what of it could not be loaded before. Whether nothing is left to be tried again."""
+        active = self._versions.active
+        if active is None or self._versions.last_seqnum <= self._passed_over:
+            return True
+        if active.number != self.number:
+            if not await self._try_to_run(active):
+                return False
+        elif self._lacks(active):
+            await self._functions.try_broken()
+        return not self._lacks(active)
 
     async def _try_to_run(self, version: Deployed) -> bool:
         """Fetch and run the version; False, and what ran before runs on, if that does not succeed."""

@@ -45,7 +45,10 @@ class EarlierVersions:
         if (timer := self._timers.pop(number, None)) is not None:
             timer.cancel()
         try:
-            return await (await self._host(number)).call(call, until_gone=True)
+            host = await self._host(number)
+            if call.function not in host.functions:
+                await host.try_broken()
+            return await host.call(call, until_gone=True)
         finally:
             self._calls[number] -= 1
             if not self._calls[number]:

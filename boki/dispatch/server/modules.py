@@ -97,6 +97,11 @@ class Modules:
         self._overlooked.update(overlooked)
         return Refreshed(described, gone, [running.path for running in slow], overlooked)
 
+    def forget_broken(self) -> None:
+        """Let the next look describe again what could not be loaded, although its files are the same."""
+        for name in [name for name, module in self._modules.items() if module.described.module.error]:
+            del self._modules[name]
+
     def stop(self) -> None:
         """Give up what is being described."""
         for name in [*self._running]:

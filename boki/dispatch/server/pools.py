@@ -202,6 +202,12 @@ class FunctionHost:
         self._install(self._catalog.update(refreshed.described, gone), modules)
         self._install(self._catalog.update(()), modules)  # functions that have moved to a module of an earlier name
 
+    async def try_broken(self) -> None:
+        """Load once more what could not be loaded: it may have taken too long, or its process may have been killed."""
+        if self._modules is not None:
+            self._modules.forget_broken()
+            await self._refresh(self._modules, None)
+
     def _modules_of(self, folder: Path) -> Modules:
         return Modules(folder, partial(self._describe, folder))
 
