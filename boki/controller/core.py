@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Final, assert_never
 from boki.controller.fences import Fences
 from boki.controller.heartbeats import Heartbeats
 from boki.controller.index_slots import IndexSlots
-from boki.controller.inputs import ControllerInput, Installed, Leadership, Placed
+from boki.controller.inputs import ConnectionEnded, ControllerInput, ControllerNews, Installed, Leadership, Placed
 from boki.controller.inventory import Inventory
 from boki.controller.plans import Sight, by_name, differs, first_plan, next_plan
 from boki.controller.repair import Repair, Storage
@@ -93,7 +93,7 @@ class ControllerConfig:
     """How patient a controller is. Times in microseconds."""
 
     ping_interval_us: int = REST_US // 4
-    """On every fourth ping cores that rest are ticked, too, so that an idle process is woken once for both."""
+    """On every fourth ping cores that rest are ticked, too, so that a process is woken once for both."""
     failure_timeout_us: int = 500_000
     """A node that answers no ping for this long is taken for dead; sealing by mistake costs a pause, never data."""
     fence_grace_us: int = 10_000_000
@@ -151,14 +151,23 @@ class ControllerCore:
         """See `boki.protocol.effects.Core`."""
         match message:
             case Pong():
-                return self._hear(sender, message)
+                return self._hear(sender, message, now_us)
             case Ping(number):
                 return (Send(sender, Pong(number, self.chain.current.term if self.chain else 0, self.incarnation)),)
+            case ShardsFetched():
+                return self._inventory.take(sender, message, now_us)
+            case ConnectionEnded():
+                self.heartbeats.hurry(now_us)
+                return ()
+            case _:
+                return self._take(sender, message, now_us)
+
+    def _take(self, sender: NodeId, message: ControllerNews, now_us: int) -> Iterable[Effect]:
+        self.heartbeats.stir(now_us)
+        match message:
             case Sealed() | SealedEntries() | Completed() | EntriesDropped():
                 if self._change is not None:
                     return self._change.receive(sender, message, now_us)
-            case ShardsFetched():
-                return self._inventory.take(sender, message, now_us)
             case Installed(view, won):
                 return self._installed(view, won, now_us)
             case Placed():
@@ -215,7 +224,7 @@ class ControllerCore:
         """See `boki.protocol.effects.Resting`: one that leads does until it pings or judges."""
         match self.phase:
             case Phase.FOLLOWING:
-                return now_us + REST_US // 2
+                return now_us + REST_US
             case Phase.WATCHING if self.chain:
                 return self.heartbeats.rests_until()
             case _:
@@ -248,8 +257,8 @@ class ControllerCore:
             return (Trace(logging.INFO, "leads the controllers no more"),)
         return ()
 
-    def _hear(self, sender: NodeId, pong: Pong) -> Iterable[Effect]:
-        if self.heartbeats.hear(sender, pong):
+    def _hear(self, sender: NodeId, pong: Pong, now_us: int) -> Iterable[Effect]:
+        if self.heartbeats.hear(sender, pong, now_us):
             self._inventory.note_life(sender, pong.incarnation)
         known = self.chain.current.term if self.chain else 0
         return (Send(COORDINATOR, FetchView(known)),) if pong.term > known else ()
@@ -285,8 +294,7 @@ class ControllerCore:
         """The coordinator decides which view stands. Its word may be about an earlier proposal of the same term."""
         if won and self._change is not None and self._change.proposed == view:
             return self._take_views((view,), now_us)
-        known = self.chain.current.term if self.chain else 0
-        return (Send(COORDINATOR, FetchView(known)),)
+        return (Send(COORDINATOR, FetchView(self.chain.current.term if self.chain else 0)),)
 
     def _rest(self, now_us: int) -> None:
         view = self.chain.current if self.chain else None

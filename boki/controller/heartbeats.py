@@ -4,9 +4,16 @@ A node is **silent** if it has left pings unanswered for the failure timeout. On
 was awake: one that was stopped itself blames nobody for it, and one that is slow still notices the dead.
 
 **Few pings.** Roles of one process live and die together, so one of them answers for all: the first that is named, its
-*face*. The others are asked in every fifth round, and whenever they are silent or have not answered yet. A controller
-that only follows asks faces alone, in every fifth round: before it leads, its predecessor's session must have run out,
-which takes longer.
+*face*. The others are asked in every fourth round, and whenever they are silent or have not answered yet. A controller
+that only follows asks faces alone, and rarely: before it leads, its predecessor's session must have run out, which
+takes longer.
+
+**Fewer in a calm.** Where nothing new was heard for a second, nothing is appended, and nobody waits for what a dead
+node would hold up. Then one that leads pings all nodes at the beats at which a shell ticks what rests, which are
+four intervals apart (two to six until it has come there). Whatever is new ends the calm at once, and so does a ping
+without an answer: a death is noticed by three intervals later than under load, rarely by five. A process that dies
+ends its connections, which the controller is told; only a machine that is lost, or a process that hangs, is noticed so
+late.
 """
 
 from __future__ import annotations
@@ -15,6 +22,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from msgspec import structs
+
 from boki.log.ids import NodeId, Term
 from boki.log.metalog import Positions
 from boki.log.view import View
@@ -22,9 +31,12 @@ from boki.protocol.beats import EARLY_US
 from boki.protocol.effects import Effect, Send
 from boki.protocol.messages import Ping, Pong
 
-_WIDE_ROUNDS: Final = 5
-_AWAKE_US: Final = 200_000
-"""A leader's ticks come every 50 to 150 ms; of the time between two of them at most this counts."""
+_WIDE_ROUNDS: Final = 4
+_CALM_AFTER_US: Final = 1_000_000
+_CALM_INTERVALS: Final = (2, 6)
+_FOLLOWING_INTERVALS: Final = 4
+_AWAKE_US: Final = 75_000
+"""A tick comes so much later than it was wanted, at most, unless this process was stopped, which blames nobody."""
 
 
 @dataclass(slots=True)
@@ -48,21 +60,37 @@ class Heartbeats:
         self._timeout_us = timeout_us
         self._pulses: dict[NodeId, Pulse] = {}
         self._round = 0
-        self._ping_at = 0
+        self._pinged_at = 0
         self._ticked_at = 0
+        self._stirred_at = 0
+        self._is_calm = False
+        self._leads = False
+
+    def stir(self, now_us: int) -> None:
+        """Something new was heard: this is no calm."""
+        self._stirred_at, self._is_calm = now_us, False
+
+    def hurry(self, now_us: int) -> None:
+        """Somebody may be dead: ping all with the next tick."""
+        self.stir(now_us)
+        self._pinged_at = 0
 
     def tick(self, processes: Mapping[NodeId, NodeId], now_us: int, *, leads: bool) -> list[Effect]:
         """Time has passed: pings that are due. `processes`: the nodes that there are, and the process of each."""
-        asleep_us = now_us - self._ticked_at - _AWAKE_US if self._ticked_at else 0
+        pause_us = (1 if self._leads else _FOLLOWING_INTERVALS) * self._interval_us
+        asleep_us = now_us - self._ticked_at - pause_us - _AWAKE_US if self._ticked_at else 0
         if asleep_us > 0:
             for pulse in self._pulses.values():
                 pulse.unanswered_since = pulse.unanswered_since and pulse.unanswered_since + asleep_us
                 pulse.idle_since = pulse.idle_since and pulse.idle_since + asleep_us
-        self._ticked_at = now_us
-        if now_us < self._ping_at - EARLY_US:
+        self._ticked_at, self._leads = now_us, leads
+        is_still = not any(pulse.unanswered_since or pulse.idle_since for pulse in self._pulses.values())
+        self._is_calm = leads and is_still and now_us - self._stirred_at >= _CALM_AFTER_US
+        intervals = (_CALM_INTERVALS[0] if self._is_calm else 1) if leads else _FOLLOWING_INTERVALS
+        if now_us < self._pinged_at + intervals * self._interval_us - EARLY_US:
             return []
-        self._ping_at = now_us + self._interval_us
-        is_wide = self._round % _WIDE_ROUNDS == 0
+        self._pinged_at = now_us
+        is_wide = self._is_calm or self._round % _WIDE_ROUNDS == 0
         self._round += 1
         self._pulses = {node: self._pulses.get(node) or Pulse() for node in processes}
         return [Send(node, Ping(self._round)) for node in self._ask(processes, now_us, leads=leads, is_wide=is_wide)]
@@ -74,7 +102,7 @@ class Heartbeats:
             pulse = self._pulses[node]
             face = faces.setdefault(process, pulse)
             is_asked = is_wide or face is pulse or pulse.pong is None or pulse.silent_since
-            if is_asked if leads else is_wide and face is pulse:
+            if is_asked if leads else face is pulse:
                 pulse.unanswered_since = pulse.unanswered_since or now_us
                 yield node
             unanswered_us = now_us - pulse.unanswered_since if pulse.unanswered_since else 0
@@ -82,9 +110,12 @@ class Heartbeats:
             pulse.silent_since = (pulse.silent_since or now_us) if is_silent else 0
 
     def rests_until(self) -> int:
-        """When the next pings are due, or a node that does not answer until then is silent, if that is earlier."""
+        """When pings of one that leads are due at the latest, or a node that does not answer until then is silent."""
         unanswered = [pulse.unanswered_since for pulse in self._pulses.values() if pulse.unanswered_since]
-        return min(self._ping_at, min(unanswered, default=self._ping_at) + self._timeout_us)
+        if self._is_calm and not unanswered:
+            return self._pinged_at + _CALM_INTERVALS[1] * self._interval_us
+        ping_at = self._pinged_at + self._interval_us
+        return min(ping_at, min(unanswered, default=ping_at) + self._timeout_us)
 
     def register(self, incarnations: Mapping[NodeId, int]) -> None:
         """Take these as the current incarnations. A node with a lower one than it last answered with has another
@@ -95,11 +126,13 @@ class Heartbeats:
             if pulse is not None and pulse.pong is not None and pulse.pong.incarnation > incarnation:
                 pulse.pong = None
 
-    def hear(self, node: NodeId, pong: Pong) -> bool:
+    def hear(self, node: NodeId, pong: Pong, now_us: int) -> bool:
         """A node has answered. False if that does not count: it was not asked, or is a former incarnation."""
         pulse = self._pulses.get(node)
         if pulse is None or (pulse.pong is not None and pong.incarnation < pulse.pong.incarnation):
             return False
+        if pulse.pong is None or pulse.silent_since or structs.replace(pong, number=pulse.pong.number) != pulse.pong:
+            self.stir(now_us)
         pulse.unanswered_since = pulse.silent_since = 0
         pulse.pong = pong
         return True

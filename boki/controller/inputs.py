@@ -29,6 +29,11 @@ class Leadership(Note):
 
 
 @dataclass(frozen=True, slots=True)
+class ConnectionEnded(Note):
+    """The shell's word: a connection of this process to another one has ended, whichever. That process may be dead."""
+
+
+@dataclass(frozen=True, slots=True)
 class Installed(Note):
     """The outcome of `ProposeView` with that very view: it stands (`won`), or another of its term does."""
 
@@ -44,16 +49,8 @@ class Placed(Note):
     won: bool
 
 
-ControllerInput = (
-    Leadership
-    | Installed
-    | Placed
-    | InstallView
-    | InstallMembership
-    | InstallPlan
-    | InstallPlacement
-    | Ping
-    | Pong
-    | ShardsFetched
-    | TermChangeInput
+ControllerNews = (
+    Leadership | Installed | Placed | InstallView | InstallMembership | InstallPlan | InstallPlacement | TermChangeInput
 )
+"""What is said once, when it is new."""
+ControllerInput = ControllerNews | ConnectionEnded | Ping | Pong | ShardsFetched

@@ -93,10 +93,14 @@ class _Engine:
         """It has said something."""
         self.heard_at_us, self.unanswered_since_us = now_us, 0
 
+    @property
+    def is_well(self) -> bool:
+        """Whether it takes work and owes no answer."""
+        return self.is_up and self.takes_work and not self.unanswered_since_us
+
     def is_poll_due(self, now_us: int, idle_poll_us: int) -> bool:
-        """Whether it is to be asked now; after `idle_poll_us` at the earliest if it takes work and owes no answer."""
-        rests = self.is_up and self.takes_work and not self.unanswered_since_us
-        return now_us - self.polled_at_us >= (idle_poll_us if rests else POLL_US) - EARLY_US
+        """Whether it is to be asked now; after `idle_poll_us` at the earliest if it is well."""
+        return now_us - self.polled_at_us >= (idle_poll_us if self.is_well else POLL_US) - EARLY_US
 
     def owes_functions(self, now_us: int) -> bool:
         """Whether it may say within moments that there are other functions than it has said so far, if any."""
@@ -141,6 +145,11 @@ class EngineRegistry:
     def is_ready(self) -> bool:
         """Whether any engine takes work."""
         return any(engine.is_up and engine.takes_work for engine in self._engines.values())
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether all registered engines take work, and owe no answer."""
+        return all(engine.is_well for engine in self._engines.values())
 
     def knows_functions(self, now_us: int) -> bool:
         """Whether `functions` is what can be called now, so that a name that is missing there belongs to no function.

@@ -36,7 +36,6 @@ from boki.protocol.effects import (
     Send,
     Store,
     Trace,
-    Unhurried,
 )
 from boki.protocol.messages import IndexBatch
 from boki.protocol.output_commit import IN_LOG, holds, split_early
@@ -77,7 +76,6 @@ class Host:
         self._room = DiskRoom(True)
         self._timer: TimerHandle | None = None
         self._resting = core if isinstance(core, Resting) else None
-        self._late_us = core.LATE_US if isinstance(core, Unhurried) else 0
         self._rests = False
         """Whether the next tick is far, because nothing waits in the core."""
         self._tick_at_us = 0
@@ -220,8 +218,7 @@ class Host:
 
     def _rest_us(self, now: int) -> int:
         """How long the core can do without a tick."""
-        rest_us = self._resting.rests_until(now) - now if self._resting is not None else 0
-        return rest_us + self._late_us if rest_us > 0 else rest_us
+        return self._resting.rests_until(now) - now if self._resting is not None else 0
 
     def _await_tick(self, now: int) -> None:
         """All hosts of a process tick together: one that waits for something is woken twenty times a second, and not

@@ -25,7 +25,7 @@ _EVENTS: Final = sum(FAILURES) | _LOST | _OPEN
 
 class Connection:
     """A DEALER from `make`, connected to `address`. `ready` is called when it may be read or written, `opened`
-    each time that it has been made and both sides are proven.
+    each time that it has been made and both sides are proven, and `lost` when one that was made has ended.
 
     `zmq.ZMQError` if the address cannot be one.
     """
@@ -39,6 +39,7 @@ class Connection:
         what: str,
         notices: Notices,
         opened: Callable[[], None] = lambda: None,
+        lost: Callable[[], None] = lambda: None,
     ) -> None:
         self._make = make
         self._address = address
@@ -47,6 +48,7 @@ class Connection:
         self._what = what
         self._notices = notices
         self._opened = opened
+        self._lost = lost
         self._timer: TimerHandle | None = None
         self._open()
 
@@ -71,6 +73,8 @@ class Connection:
             self._opened()
         elif self._timer is None:
             self._timer = self._loop.call_later(RENEW_S, self._renew)
+        if event == _LOST:
+            self._lost()
 
     def _renew(self) -> None:
         self._timer = None

@@ -74,7 +74,9 @@ class Outbox:
         notices: Notices,
         *,
         is_near: bool = False,
+        lost: Callable[[], None] = lambda: None,
     ) -> None:
+        """`lost` is called when the connection has ended."""
         self.queued_bytes = 0
         self.is_dirty = False
         """For the owner: whether `flush` is due."""
@@ -94,7 +96,7 @@ class Outbox:
         self._shortcut = Shortcut(loop, _MAX_ANSWER_BYTES, self._on_shortcut, self._hear) if is_near else None
         self._asking: TimerHandle | None = None
         self._ask_again_s = RENEW_S
-        self._connection = Connection(make, address, loop, self._ready, what, notices, self._on_open)
+        self._connection = Connection(make, address, loop, self._ready, what, notices, self._on_open, lost)
 
     def put(self, prefix: bytes, parcel: Parcel, *, is_last: bool = False) -> None:
         """Let the parcel be sent under that envelope by the next `flush`, or as soon as the connection takes it.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from asyncio import AbstractEventLoop
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -71,8 +71,10 @@ class ZmqLinks:
     `ports`: a port per lane's name, 0 or none for any. `advertise`: the host under which others reach this one, if it
     is not `host`; a name is looked up as IPv4. `proxy`: "host:port" of a SOCKS5 proxy that all connections to others go
     through. `has_shortcuts`: whether processes of this machine also connect by streams (`boki.net.local`); never with a
-    proxy.
+    proxy. `on_lost` is called when a connection to another process has ended, on whichever lane.
     """
+
+    on_lost: Callable[[], None] = staticmethod(lambda: None)
 
     def __init__(
         self,
@@ -355,6 +357,7 @@ class ZmqLinks:
                     self.counts[lane],
                     self._notices,
                     is_near=bool(self.machine) and member.machine == self.machine,
+                    lost=lambda: self.on_lost(),
                 )
             except zmq.ZMQError as error:
                 self._notices.say(logging.WARNING, f"{what} is not connected to: {error}")

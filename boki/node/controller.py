@@ -9,7 +9,7 @@ from typing import Any, Final, assert_never
 
 from boki.config.node import ControllerNodeConfig
 from boki.controller.core import ControllerConfig, ControllerCore
-from boki.controller.inputs import Installed, Leadership, Placed
+from boki.controller.inputs import ConnectionEnded, Installed, Leadership, Placed
 from boki.coordination.session import SessionState
 from boki.log.ids import NodeId
 from boki.log.membership import Placement, Role
@@ -44,6 +44,7 @@ class ControllerIncarnation(RoleIncarnation[ControllerNodeConfig]):
         """See `RoleIncarnation`; and a cluster without a plan gets the one of this configuration."""
         await self.coordinator.ensure_plan(self.config.plan)
         self.coordinator.on_leadership = self._on_leadership
+        self.links.on_lost = self._on_lost
         await self.coordinator.follow()
 
     async def serve(self) -> None:
@@ -69,6 +70,10 @@ class ControllerIncarnation(RoleIncarnation[ControllerNodeConfig]):
         """See `RoleIncarnation`. A controller that does not know whether it still leads does nothing."""
         super().on_session(state)
         self._tell_leadership()
+
+    def _on_lost(self) -> None:
+        if self.host is not None:
+            self.host.deliver(self.node, ConnectionEnded())
 
     def _on_leadership(self, is_leader: bool) -> None:
         self._is_leader = is_leader

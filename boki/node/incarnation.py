@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 from enum import StrEnum
@@ -77,6 +77,8 @@ class PeerLinks(NodeLinks, Protocol):
     """What machine that is, for others that run there, too."""
     counts: dict[Lane, LaneCounts]
     """What each lane has done."""
+    on_lost: Callable[[], None]
+    """Is called when a connection to another process has ended."""
 
     def join(self, node: NodeId, incarnation: int) -> None:
         """Speak and be heard as that node, too."""

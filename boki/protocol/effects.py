@@ -257,12 +257,5 @@ class Resting(Protocol):
     def rests_until(self, now_us: int) -> int:
         """Until when nobody needs a tick, if nothing is heard before; not later than `now_us`: it does not rest.
 
-        What it repeats then it may do up to `EARLY_US` earlier.
+        What it repeats it may do at any tick before, if it would not do that again and again.
         """
-
-
-@runtime_checkable
-class Unhurried(Resting, Protocol):
-    """A core whose tick may come up to `LATE_US` after `rests_until` while it rests, so that it comes at a beat."""
-
-    LATE_US: ClassVar[int]

@@ -74,6 +74,8 @@ from boki.sequencer.vitals import figures, pong
 
 _PAGE_ENTRIES: Final = 10_000
 _REPEAT_US: Final = 250_000
+_IDLE_REPEAT_US: Final = 750_000
+"""An idle primary may rest this long, to repeat itself at a beat. Who hears nothing of it for a second asks."""
 _STORAGE_US: Final = 10_000
 """So far apart storage nodes are told of cuts."""
 
@@ -84,8 +86,6 @@ class SequencerCore:
     """
 
     HEARS: ClassVar[frozenset[type]] = kinds(SequencerInput)
-    LATE_US: ClassVar[int] = 125_000
-    """An idle primary may repeat itself this late, at a beat: else it would wake all who hear it between beats."""
 
     def __init__(self, node: NodeId, incarnation: int, disk: DiskReader, mate: NodeId | None = None) -> None:
         self.node = node
@@ -237,7 +237,7 @@ class SequencerCore:
         )
         if is_at_work or self.behind.is_at_work or self.history.is_at_work:
             return now_us
-        return self._repeat_at if leading else now_us + 2 * _REPEAT_US
+        return self._repeat_at - _REPEAT_US + _IDLE_REPEAT_US if leading else now_us + 2 * _REPEAT_US
 
     def _fetch_views(self, term: Term) -> Iterable[Effect]:
         """Somebody speaks of a term that is not known here."""

@@ -263,8 +263,8 @@ def test_one_role_answers_for_its_process() -> None:
             if round_number < 50:
                 pings[effect.to] += 1
             if round_number < 50 or names[effect.to] == "node-1":
-                heartbeats.hear(effect.to, Pong(1, 1, 1))
-    assert set(pings.values()) == {50, 10}
+                heartbeats.hear(effect.to, Pong(1, 1, 1, applied={0: round_number}), now_us)
+    assert set(pings.values()) == {50, 13}
     assert pings["sequencer-1"] == pings["sequencer-2"] == 50
     assert heartbeats.silent() == ["engine-2", "sequencer-2", "storage-2"]
 
@@ -278,8 +278,8 @@ def test_a_controller_that_follows_pings_seldom_and_knows_who_is_silent() -> Non
             pings += 1
             assert isinstance(effect, Send)
             if effect.to == THIRD:
-                heartbeats.hear(effect.to, Pong(1, 1, 1))
-    assert pings == 8
+                heartbeats.hear(effect.to, Pong(1, 1, 1), now_us)
+    assert pings == 10
     assert heartbeats.silent() == [PRIMARY]
 
 

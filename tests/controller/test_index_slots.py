@@ -26,7 +26,7 @@ def released(answering: set[NodeId], members: Membership, plan: ClusterPlan = PL
     for now_us in range(TICK_US, 1_000_000 + for_us, TICK_US):
         heartbeats.tick({HOLDER: HOLDER, RELAY: RELAY}, now_us, leads=True)
         for node in answering if now_us > 1_000_000 else {HOLDER, RELAY}:
-            heartbeats.hear(node, Pong(1, 1, 1))
+            heartbeats.hear(node, Pong(1, 1, 1), now_us)
         effects += slots.tick(heartbeats, members, plan, now_us)
     return effects
 

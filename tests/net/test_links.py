@@ -135,6 +135,25 @@ def test_nodes_of_the_same_process_are_handed_the_message_itself() -> None:
     run(test())
 
 
+@pytest.mark.parametrize("has_shortcuts", [False, True], ids=["zmq", "streams"])
+def test_a_process_is_told_when_another_one_ends(has_shortcuts: bool) -> None:
+    """At once, and not by the silence of that one: its connections end with it."""
+
+    async def test() -> None:
+        engine = Node("engine-1", has_shortcuts=has_shortcuts)
+        storage = Node("storage-1", has_shortcuts=has_shortcuts)
+        ended = asyncio.Event()
+        engine.links.on_lost = ended.set
+        with closing(engine, storage):
+            engine.send("storage-1", FetchBatches(1, 1, 0, 1, 0, 10, 100))
+            assert await storage.received(1) == [FetchBatches(1, 1, 0, 1, 0, 10, 100)]
+            assert not ended.is_set()
+            storage.links.close()
+            await ended.wait()
+
+    run(test())
+
+
 def test_what_is_sent_to_nobody_is_lost_and_counted() -> None:
     """An unknown name, a member that tells no address or none that can be, and links that are closed."""
 

@@ -55,7 +55,7 @@ from boki.protocol.call_messages import (
     TellStatus,
 )
 from boki.protocol.calls import Call, FunctionInfo, ModuleInfo, Outcome, TakeChunk
-from boki.protocol.effects import Send, Token
+from boki.protocol.effects import REST_US, Send, Token
 from boki.protocol.messages import Message
 
 _log = logging.getLogger("boki.gateway")
@@ -63,6 +63,8 @@ _log = logging.getLogger("boki.gateway")
 _TICK_S: Final = 0.1
 _REST_S: Final = 0.25
 """Between ticks while nothing is asked."""
+_CALM_S: Final = REST_US / 1_000_000
+"""The same while all engines answer."""
 _GRACE_US: Final = 1_000_000
 """An engine answers at the deadline; the gateway gives its answer this much longer to arrive."""
 _ASK_AFTER_US: Final = 1_000_000
@@ -110,6 +112,7 @@ class ClusterBackend:
         )
         self._streams: dict[int, RemoteStream] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._rests = False
         self._changed = asyncio.Event()
 
     def start(self) -> None:
@@ -212,7 +215,7 @@ class ClusterBackend:
                 done(Outcome(None, Failure.of(lost)))
 
         question = Question(lambda number, _left_us: StartCall(number, call), NO_DEADLINE_US, ended, only=engine)
-        steps = self.asking.ask(question, self._clock())
+        steps = self._ask(question)
         control = RemoteStream(partial(self._links.send, self.node, engine), question.number, take)
         if take is not None:
             self._streams[question.number] = control
@@ -271,9 +274,8 @@ class ClusterBackend:
             if not end.done():
                 end.set_result((message, error))
 
-        now = self._clock()
-        question = question_of(now + int(timeout_s * 1e6), ended)
-        self._carry_out(self.asking.ask(question, now))
+        question = question_of(self._clock() + int(timeout_s * 1e6), ended)
+        self._carry_out(self._ask(question))
         try:
             return await end
         except asyncio.CancelledError:
@@ -380,9 +382,21 @@ class ClusterBackend:
 
     # time
 
-    def _tick(self) -> None:
-        period_s = _TICK_S if len(self.asking) else _REST_S
+    def _ask(self, question: Question) -> list[Step]:
+        steps = self.asking.ask(question, self._clock())
+        if self._rests:
+            self._await_tick()
+        return steps
+
+    def _await_tick(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._rests = not len(self.asking)
+        period_s = _TICK_S if not self._rests else _CALM_S if self.registry.is_calm else _REST_S
         self._timer = self._loop.call_later(beat_delay_s(self._loop.time(), period_s), self._tick)
+
+    def _tick(self) -> None:
+        self._await_tick()
         now = self._clock()
         self._perform(self.registry.tick(now))
         self._carry_out(self.asking.tick(now))

@@ -37,10 +37,12 @@ from boki.log.checks import check_book
 from boki.log.metalog import format_positions
 from boki.log.operations import Failure
 from boki.protocol.calls import Call, FunctionInfo, Outcome, Payload, RequestHead
+from boki.protocol.effects import REST_US
 from boki.protocol.routes import Found
 from boki.retry import MAX_DELAY_S
 
-_TICK_S = 0.25
+_TICK_S: Final = 0.25
+_IDLE_TICK_S: Final = REST_US / 1_000_000
 
 
 class FunctionCalls:
@@ -61,7 +63,8 @@ class FunctionCalls:
     def start(self) -> None:
         """Begin to look at deadlines."""
         loop = asyncio.get_running_loop()
-        self._ticker = loop.call_later(beat_delay_s(loop.time(), _TICK_S), self._tick)
+        period_s = _IDLE_TICK_S if self._core.is_idle else _TICK_S
+        self._ticker = loop.call_later(beat_delay_s(loop.time(), period_s), self._tick)
 
     def stop(self) -> None:
         """Stop to look at deadlines."""
