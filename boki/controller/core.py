@@ -156,9 +156,6 @@ class ControllerCore:
                 return (Send(sender, Pong(number, self.chain.current.term if self.chain else 0, self.incarnation)),)
             case ShardsFetched():
                 return self._inventory.take(sender, message, now_us)
-            case ConnectionEnded():
-                self.heartbeats.hurry(now_us)
-                return ()
             case _:
                 return self._take(sender, message, now_us)
 
@@ -170,6 +167,8 @@ class ControllerCore:
                     return self._change.receive(sender, message, now_us)
             case Installed(view, won):
                 return self._installed(view, won, now_us)
+            case ConnectionEnded():
+                pass  # that it is news is all
             case Placed():
                 self._place_at = 0
             case Leadership():

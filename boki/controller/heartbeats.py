@@ -8,12 +8,11 @@ was awake: one that was stopped itself blames nobody for it, and one that is slo
 that only follows asks faces alone, and rarely: before it leads, its predecessor's session must have run out, which
 takes longer.
 
-**Fewer in a calm.** Where nothing new was heard for a second, nothing is appended, and nobody waits for what a dead
-node would hold up. Then one that leads pings all nodes at the beats at which a shell ticks what rests, which are
-four intervals apart (two to six until it has come there). Whatever is new ends the calm at once, and so does a ping
-without an answer: a death is noticed by three intervals later than under load, rarely by five. A process that dies
-ends its connections, which the controller is told; only a machine that is lost, or a process that hangs, is noticed so
-late.
+**Fewer in a calm.** Where no answer has said anything new for a second, nothing was appended. Then one that leads pings
+all nodes at the beats at which a shell ticks what rests, which are four intervals apart (two to six until it has come
+there). A new answer ends the calm, and so does a ping without an answer, or the end of a connection: a process that
+dies is noticed as soon as under load. One that hangs, or a lost machine, is noticed by three intervals later, rarely by
+five; that holds for reads, which no answer speaks of, and for the first appends after a calm.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _CALM_AFTER_US: Final = 1_000_000
 _CALM_INTERVALS: Final = (2, 6)
 _FOLLOWING_INTERVALS: Final = 4
 _AWAKE_US: Final = 75_000
-"""A tick comes so much later than it was wanted, at most, unless this process was stopped, which blames nobody."""
+"""A tick that is later than this shows that the process was stopped: that time counts against nobody."""
 
 
 @dataclass(slots=True)
@@ -69,11 +68,6 @@ class Heartbeats:
     def stir(self, now_us: int) -> None:
         """Something new was heard: this is no calm."""
         self._stirred_at, self._is_calm = now_us, False
-
-    def hurry(self, now_us: int) -> None:
-        """Somebody may be dead: ping all with the next tick."""
-        self.stir(now_us)
-        self._pinged_at = 0
 
     def tick(self, processes: Mapping[NodeId, NodeId], now_us: int, *, leads: bool) -> list[Effect]:
         """Time has passed: pings that are due. `processes`: the nodes that there are, and the process of each."""
@@ -139,11 +133,13 @@ class Heartbeats:
 
     def watch(self, view: View, now_us: int) -> None:
         """Notice which primaries of the view answer without leading all that it gives them."""
-        for node in dict.fromkeys(view.primaries):
-            pulse, pong = self._pulses.get(node), self.pong(node)
-            if pulse is None or pong is None:
-                continue
-            if pong.term > view.term or self.leads(node, view):
+        for node, pulse in self._pulses.items():
+            pong = self.pong(node)
+            if node not in view.primaries:
+                pulse.idle_since = 0
+            elif pong is None:
+                pass
+            elif pong.term > view.term or self.leads(node, view):
                 pulse.idle_since = 0
             elif not pulse.idle_since or pulse.idle_as != (view.term, pong.term):
                 pulse.idle_as, pulse.idle_since = (view.term, pong.term), now_us

@@ -50,7 +50,15 @@ class Placed(Note):
 
 
 ControllerNews = (
-    Leadership | Installed | Placed | InstallView | InstallMembership | InstallPlan | InstallPlacement | TermChangeInput
+    Leadership
+    | ConnectionEnded
+    | Installed
+    | Placed
+    | InstallView
+    | InstallMembership
+    | InstallPlan
+    | InstallPlacement
+    | TermChangeInput
 )
-"""What is said once, when it is new."""
-ControllerInput = ControllerNews | ConnectionEnded | Ping | Pong | ShardsFetched
+"""Messages that are sent when something has changed, and are no regular answers."""
+ControllerInput = ControllerNews | Ping | Pong | ShardsFetched

@@ -95,7 +95,8 @@ class GatewayPort(Protocol):
     async def look_for(self, request: BaseRequest, function: str) -> FunctionInfo | None:
         """The function of that name; None if there is none.
 
-        Waits while the gateway does not know ("": while it knows none at all); `Unavailable` if that takes too long.
+        Waits while the gateway does not know ("": while it knows none at all). `Unavailable` if that takes too long,
+        `Overloaded` if too many wait.
         """
 
     async def run(self, call: Call) -> CallOutcome:

@@ -49,6 +49,7 @@ class Connection:
         self._notices = notices
         self._opened = opened
         self._lost = lost
+        self._is_open = False
         self._timer: TimerHandle | None = None
         self._open()
 
@@ -70,10 +71,13 @@ class Connection:
             self._notices.say(logging.WARNING, f"the connection to {self._what} was refused: {FAILURES[event]}")
         if event == _OPEN:
             self._stop_timer()
+            self._is_open = True
             self._opened()
-        elif self._timer is None:
+            return
+        if self._timer is None:
             self._timer = self._loop.call_later(RENEW_S, self._renew)
-        if event == _LOST:
+        if self._is_open:
+            self._is_open = False
             self._lost()
 
     def _renew(self) -> None:

@@ -257,5 +257,5 @@ class Resting(Protocol):
     def rests_until(self, now_us: int) -> int:
         """Until when nobody needs a tick, if nothing is heard before; not later than `now_us`: it does not rest.
 
-        What it repeats it may do at any tick before, if it would not do that again and again.
+        A tick before that is allowed, and may repeat something.
         """

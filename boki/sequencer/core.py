@@ -74,8 +74,7 @@ from boki.sequencer.vitals import figures, pong
 
 _PAGE_ENTRIES: Final = 10_000
 _REPEAT_US: Final = 250_000
-_IDLE_REPEAT_US: Final = 750_000
-"""An idle primary may rest this long, to repeat itself at a beat. Who hears nothing of it for a second asks."""
+_IDLE_REPEAT_US: Final = 500_000  # more than those at most: followers ask after a second of silence
 _STORAGE_US: Final = 10_000
 """So far apart storage nodes are told of cuts."""
 
@@ -237,7 +236,8 @@ class SequencerCore:
         )
         if is_at_work or self.behind.is_at_work or self.history.is_at_work:
             return now_us
-        return self._repeat_at - _REPEAT_US + _IDLE_REPEAT_US if leading else now_us + 2 * _REPEAT_US
+        is_held = all(primary.is_held_by_all(store.length) for store, primary in leading)
+        return self._repeat_at + (_IDLE_REPEAT_US if is_held else 0)
 
     def _fetch_views(self, term: Term) -> Iterable[Effect]:
         """Somebody speaks of a term that is not known here."""

@@ -78,6 +78,10 @@ class Primary:
         """Whether a proposal may have something to say."""
         return self.moved or bool(self._requested)
 
+    def is_held_by_all(self, length: int) -> bool:
+        """Whether every sequencer of the term holds so many entries."""
+        return all(self.acknowledged.get(node, 0) >= length for node in self._view.sequencers)
+
     @property
     def is_nearly_full(self) -> bool:
         """Whether the log nears its last position and needs a new term."""

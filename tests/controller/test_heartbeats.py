@@ -82,6 +82,6 @@ def test_a_connection_that_has_ended_lets_all_be_asked_at_once() -> None:
         for _ in heartbeats.tick({NODE: NODE}, now_us, leads=True):
             heartbeats.hear(NODE, pong(5), now_us)
     assert heartbeats.rests_until() > now_us + 300_000, "it is calm"
-    heartbeats.hurry(now_us)
+    heartbeats.stir(now_us)
     assert heartbeats.rests_until() <= now_us
     assert heartbeats.tick({NODE: NODE}, now_us + 50_000, leads=True)

@@ -68,6 +68,7 @@ class Host(FunctionHost):
         self.holds_appends = False
         self.holds_reads = False
         self.abandoned: list[Finish] = []
+        self.retries = 0
         self._checks: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
         self._ids = count(1)
         options = {"limits": DEFAULT_LIMITS, "reload": False, **options}
@@ -119,6 +120,12 @@ class Host(FunctionHost):
         described = await super()._refresh(modules, timeout_s)
         self._look()
         return described
+
+    async def try_broken(self) -> str:
+        error = await super().try_broken()
+        self.retries += 1
+        self._look()
+        return error
 
     def _perform(self, effects: list[DispatchEffect]) -> None:
         super()._perform(effects)

@@ -66,6 +66,8 @@ class DeployedFunctions:
         self._versions = Versions()
         self._changed = asyncio.Event()
         self._unpacking = asyncio.Lock()
+        self._told = ""
+        """Why a part of the version could not be loaded, as the log says it."""
         self._checked: Counter[str] = Counter()
         """Bundles that are looked at now, and must not be removed."""
         self._tasks: list[asyncio.Task[None]] = []
@@ -109,13 +111,14 @@ class DeployedFunctions:
         """
         pinned = version_of(None if call.chosen is None else call.chosen.attributes)
         if pinned and pinned != self.number and self._earlier is not None:
+            functions = next((kept.functions for kept in self._versions.kept if kept.number == pinned), ())
             try:
-                return await self._earlier.call(pinned, call)
+                return await self._earlier.call(pinned, call, has_function=call.function in functions)
             except (NotFound, Trimmed, CorruptData) as error:
                 _log.warning("call %s is pinned to a version that cannot be had: %s", call.id, error)
             except OSError as error:
                 raise Unavailable(f"version {pinned} of the functions cannot be run here now: {error}") from None
-        if call.function not in self._functions.functions and self._is_unsettled:
+        if call.function not in self._functions.functions and self._is_due(call.function):
             raise Unavailable(f"{call.function!r} is not among the functions that run here yet")
         return await self._functions.call(call, until_gone=True)
 
@@ -124,11 +127,14 @@ class DeployedFunctions:
         """Whether nothing runs here because that was asked for, until a version is deployed or chosen."""
         return not self.number and not self._runs_at_start
 
-    @property
-    def _is_unsettled(self) -> bool:
-        """Whether a version is still to run here, or all of it: the active one, or one that is not chosen yet."""
+    def _is_due(self, function: str) -> bool:
+        """Whether a version is still to run here that may have the function: the active one, or one that is not chosen
+        yet; or the one that runs has it, and could not load it.
+        """
         active = self._versions.active
-        return self.is_held_back or (active is not None and (active.number != self.number or self._lacks(active)))
+        if self.is_held_back or active is None:
+            return self.is_held_back
+        return active.number != self.number or function in active.functions
 
     def _lacks(self, version: Deployed) -> bool:
         """Whether functions that the version had where it was deployed are not there."""
@@ -187,8 +193,19 @@ class DeployedFunctions:
             if not await self._try_to_run(active):
                 return False
         elif self._lacks(active):
-            await self._functions.try_broken()
+            await self._try_broken(active)
         return not self._lacks(active)
+
+    async def _try_broken(self, version: Deployed) -> None:
+        try:
+            error = await self._functions.try_broken()
+        except (BokiError, OSError) as failure:
+            error = str(failure)
+        if self._lacks(version) and error != self._told:
+            _log.error("version %d of the functions runs in part, will retry the rest: %s", version.number, error)
+        elif not self._lacks(version):
+            _log.info("version %d of the functions runs with all of them", version.number)
+        self._told = error
 
     async def _try_to_run(self, version: Deployed) -> bool:
         """Fetch and run the version; False, and what ran before runs on, if that does not succeed."""

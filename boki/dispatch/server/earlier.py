@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from boki.dispatch.server.pools import FunctionHost
-from boki.errors import BokiError
+from boki.errors import BokiError, Unavailable
 from boki.protocol.calls import Call, Outcome
 
 _log = logging.getLogger("boki.functions")
@@ -39,15 +39,19 @@ class EarlierVersions:
         """The versions that have a host."""
         return sorted(self._hosts)
 
-    async def call(self, number: int, call: Call) -> Outcome:
-        """Run a call with that version. Cancelling this cancels the call. `BokiError` if the version cannot be run."""
+    async def call(self, number: int, call: Call, *, has_function: bool) -> Outcome:
+        """Run a call with that version. Cancelling this cancels the call. `BokiError` if the version cannot be run.
+
+        `has_function`: whether the function is one of that version. While it cannot be loaded the call is refused for
+        now, and each offer of it tries that again.
+        """
         self._calls[number] = self._calls.get(number, 0) + 1
         if (timer := self._timers.pop(number, None)) is not None:
             timer.cancel()
         try:
             host = await self._host(number)
-            if call.function not in host.functions:
-                await host.try_broken()
+            if has_function and call.function not in host.functions and (error := await host.try_broken()):
+                raise Unavailable(f"{call.function!r} of version {number} cannot be loaded here now: {error}")
             return await host.call(call, until_gone=True)
         finally:
             self._calls[number] -= 1

@@ -202,11 +202,19 @@ class FunctionHost:
         self._install(self._catalog.update(refreshed.described, gone), modules)
         self._install(self._catalog.update(()), modules)  # functions that have moved to a module of an earlier name
 
-    async def try_broken(self) -> None:
-        """Load once more what could not be loaded: it may have taken too long, or its process may have been killed."""
-        if self._modules is not None:
-            self._modules.forget_broken()
-            await self._refresh(self._modules, None)
+    async def try_broken(self) -> str:
+        """Load once more what could not be loaded: it may have taken too long, or its process may have been killed.
+
+        Why that failed again, of all modules; empty if it did not. What runs is left alone.
+        """
+        modules = self._modules
+        if modules is None:
+            return ""
+        modules.forget_broken()
+        changes = self._catalog.update((await modules.refresh()).described)
+        if changes:
+            self._install(changes, modules)
+        return "; ".join(module.error for module in self._catalog.modules if module.error)
 
     def _modules_of(self, folder: Path) -> Modules:
         return Modules(folder, partial(self._describe, folder))

@@ -123,6 +123,7 @@ class ClusterBackend:
     def stop(self) -> None:
         """Take part no more; what is still waited for is lost."""
         self._links.detach(self.node)
+        self._rests = False
         if self._timer is not None:
             self._timer.cancel()
         self._carry_out(self.asking.end_all("this gateway has stopped"))

@@ -59,11 +59,14 @@ class FunctionCalls:
         self._held: dict[str, Call] = {}  # no engine takes them now
         self._incoming: dict[str, Incoming] = {}  # of calls that stream
         self._ticker: asyncio.TimerHandle | None = None
+        self._rests = False
 
     def start(self) -> None:
         """Begin to look at deadlines."""
+        self.stop()
         loop = asyncio.get_running_loop()
-        period_s = _IDLE_TICK_S if self._core.is_idle else _TICK_S
+        self._rests = self._core.is_idle
+        period_s = _IDLE_TICK_S if self._rests else _TICK_S
         self._ticker = loop.call_later(beat_delay_s(loop.time(), period_s), self._tick)
 
     def stop(self) -> None:
@@ -262,6 +265,8 @@ class FunctionCalls:
         )
 
     def _dispatch(self, call: Call, refusal: Failure | None = None) -> None:
+        if self._rests:
+            self.start()
         engine = self._core.dispatch(call.id, call.function, self._clock(), refusal)
         if engine is None:
             self._held[call.id] = call

@@ -115,7 +115,7 @@ class _Endpoint:
 
     @property
     def names(self) -> list[str]:
-        """Those of the variable parts of the path."""
+        """The names of the variable parts of the path."""
         return [part[1:-1] for part in self.path.split("/") if part.startswith("{")]
 
     def function_of(self, parts: Sequence[str], fields: msgspec.Struct) -> str:

@@ -17,6 +17,7 @@ from aiohttp.web import BaseRequest
 from boki.errors import NoSuchFunction, Unavailable
 from boki.gateway.backend import Backend
 from boki.gateway.core import RETRY_AFTER_S, GatewayCore
+from boki.gateway.server.http import arguments
 from boki.gateway.server.http.connections import while_connected
 from boki.gateway.server.http.routing import method_of
 from boki.protocol.calls import FunctionInfo
@@ -53,7 +54,7 @@ class FunctionLookup:
     async def look_for(self, request: BaseRequest, name: str) -> FunctionInfo | None:
         """The function of that name; None once the list is complete and it is not there. "": any will do.
 
-        `Unavailable` if it is neither within `Budget.hold_us`.
+        `Unavailable` if that is still unknown after `Budget.hold_us` or the time of the request, whichever is shorter.
         """
 
         def is_known() -> bool:
@@ -62,7 +63,7 @@ class FunctionLookup:
 
         if not is_known() and not self._backend.knows_functions:
             with self._core.admitted(waits=True), while_connected(request):
-                await self._until(is_known, repr(name[:128]) if name else "at all")
+                await self._until(request, is_known, repr(name[:128]) if name else "at all")
         return self._backend.functions.get(name)
 
     async def wait_for(self, request: BaseRequest, name: str) -> FunctionInfo:
@@ -75,11 +76,12 @@ class FunctionLookup:
     async def wait_for_route(self, request: BaseRequest, path: str) -> None:
         """Return once a function has the path of the request, or all functions are known; `Unavailable` as above."""
         with self._core.admitted(waits=True), while_connected(request):
-            await self._until(lambda: bool(self.by_route(method_of(request), path)), f"at {path[:100]}")
+            await self._until(request, lambda: bool(self.by_route(method_of(request), path)), f"at {path[:100]}")
 
-    async def _until(self, is_found: Callable[[], bool], what: str) -> None:
+    async def _until(self, request: BaseRequest, is_found: Callable[[], bool], what: str) -> None:
         """Wait until that is so, or all functions are known."""
-        until_us = self._clock() + self._core.budget.hold_us
+        hold_us = self._core.budget.hold_us
+        until_us = self._clock() + min(hold_us, arguments.timeout_us(request.headers) or hold_us)
         while not is_found() and not self._backend.knows_functions:
             if self._clock() >= until_us or self._core.is_draining:
                 raise Unavailable(
