@@ -79,7 +79,7 @@ class Primary:
         return self.moved or bool(self._requested)
 
     def is_held_by_all(self, length: int) -> bool:
-        """Whether every sequencer of the term holds so many entries."""
+        """Whether every sequencer of the term holds the entries up to this length."""
         return all(self.acknowledged.get(node, 0) >= length for node in self._view.sequencers)
 
     @property

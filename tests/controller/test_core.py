@@ -10,7 +10,7 @@ import pytest
 
 from boki.controller.core import NEXT, ControllerConfig, Phase
 from boki.controller.heartbeats import Heartbeats
-from boki.controller.inputs import Installed
+from boki.controller.inputs import ConnectionEnded, Installed
 from boki.log.ids import NodeId
 from boki.log.view import View
 from boki.protocol.effects import Send
@@ -40,6 +40,16 @@ def test_the_first_view_is_installed_when_enough_nodes_are_there() -> None:
     cluster.until_ready()
     assert cluster.term == 1
     assert cluster.view.sequencers == (PRIMARY, BACKUP, THIRD)
+
+
+def test_the_end_of_a_connection_ends_the_calm() -> None:
+    """The process at its other end may be dead: all are asked at the next tick, and not up to half a second later."""
+    cluster = ready()
+    cluster.tick(400)
+    core, now_us = cluster.controller(), cluster.now_us
+    assert core.rests_until(now_us) > now_us + 100_000
+    assert not list(core.receive(core.node, ConnectionEnded(), now_us))
+    assert core.rests_until(now_us) < now_us + 100_000
 
 
 def test_a_healthy_cluster_is_left_alone() -> None:

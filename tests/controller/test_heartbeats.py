@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from boki.controller.heartbeats import Heartbeats
 from boki.log.ids import NodeId
+from boki.log.view import View
 from boki.protocol.messages import Pong
 
 NODE = NodeId("storage-1")
@@ -70,6 +71,30 @@ def test_pings_are_rare_in_a_calm_and_frequent_again_with_the_first_news() -> No
         pings_in(0.1, is_dead=True)
     assert 500_000 < now_us - died_us <= 1_100_000
     assert pings_in(1.0, is_dead=True) == 10, "who has left a ping unanswered is asked as under load"
+
+
+def test_a_primary_that_led_nothing_keeps_no_calm_away_once_another_one_leads() -> None:
+    """What was seen of it counts for the view in which it was primary."""
+    heartbeats = asked()
+    other, storage = NodeId("other"), NodeId("storage-2")
+    views = [
+        View(
+            term=term,
+            log_count=1,
+            sequencers=(NODE, other),
+            primaries=(node,),
+            incarnations={NODE: 5, other: 6},
+            storage=(storage,),
+            replicas=1,
+            write_quorum=1,
+        )
+        for term, node in ((3, NODE), (4, other))
+    ]
+    heartbeats.hear(NODE, pong(5), SECOND_US)
+    heartbeats.watch(views[0], SECOND_US)
+    assert heartbeats.idle_for(NODE, SECOND_US + 7) == 7
+    heartbeats.watch(views[1], SECOND_US)
+    assert heartbeats.idle_for(NODE, SECOND_US + 7) == 0
 
 
 def test_a_connection_that_has_ended_lets_all_be_asked_at_once() -> None:

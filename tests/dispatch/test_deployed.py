@@ -17,7 +17,7 @@ from boki.books.functions.version_book import VersionBook
 from boki.books.functions.versions import Deployed
 from boki.dispatch.server import deployed as deployed_functions
 from boki.dispatch.server.deployed import DeployedFunctions
-from boki.errors import CorruptData, InvalidArgument, NoSuchFunction, Unavailable
+from boki.errors import ConfigError, CorruptData, InvalidArgument, NoSuchFunction, Unavailable
 from boki.log.limits import DEFAULT_LIMITS
 from boki.protocol.call_messages import ActivateBundle
 from boki.protocol.calls import PINNED, ChosenId, Outcome, Payload
@@ -298,6 +298,31 @@ def test_what_could_not_be_loaded_at_a_start_is_tried_again(tmp_path: Path, monk
     drive(test())
 
 
+def test_a_retry_that_fails_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as by a folder that cannot be read now: what runs is left alone, and deployments are followed still."""
+    monkeypatch.setattr(deployed_functions, "_AGAIN", Backoff(first_s=0.01, longest_s=0.01, jitter=0.0))
+
+    async def test() -> None:
+        async with system(tmp_path) as made:
+            broken = bundle(app=SAYS.format("one"), other="import here_today\n" + WAITS.format("never"))
+            uploaded = await made.book.upload(broken)
+            await made.book.activate(msgspec.structs.replace(uploaded, functions=("says", "waits")))
+            await made.deployed.until(1)
+            monkeypatch.setattr(made.host, "fails", ConfigError("the functions folder cannot be read: EMFILE"))
+            before = made.host.retries
+            await made.host.until(lambda: made.host.retries > before + 2)
+            with pytest.raises(Unavailable):
+                await made.deployed.run(a_call(1, "waits"))
+            nobodys = await made.deployed.run(a_call(2, "nobodys"))
+            assert nobodys.failure is not None and nobodys.failure.code == "no_such_function", "the version has none"
+            assert await made.host.result("says") == "one"
+            await made.deploy(bundle(app=SAYS.format("two")))
+            await made.deployed.until(2)
+            assert await made.host.result("says") == "two"
+
+    drive(test())
+
+
 def test_an_engine_may_start_without_what_is_deployed(tmp_path: Path) -> None:
     """Nothing of it is run until a version is chosen or deployed: the way back from one that harms its engines."""
 
@@ -382,6 +407,37 @@ def test_a_pinned_call_runs_with_its_version(tmp_path: Path) -> None:
             words = [outcome.result and outcome.result.data for outcome in found]
             assert words == [b"one", b"two", b"one", b"two", b"two"]
             assert (deployed.number, set(host.functions)) == (2, {"says"})
+        finally:
+            await deployed.stop()
+            await host.stop(0)
+
+    drive(test())
+
+
+def test_a_pinned_call_waits_until_its_version_can_be_loaded(tmp_path: Path) -> None:
+    """It was accepted, so it does not fail for good because an import failed on this machine."""
+    obstacle = tmp_path / "obstacle"
+    frail = f"from pathlib import Path\nassert not Path({str(obstacle)!r}).exists()\n"
+
+    async def test() -> None:
+        async with system(tmp_path) as made:
+            await made.deploy(bundle(app=frail + SAYS.format("one"), other=WAITS.format("late")))
+            await made.deployed.until(1)
+            await made.deploy(bundle(app=SAYS.format("two")))
+            await made.deployed.until(2)
+        obstacle.touch()
+        host = Host(None)
+        deployed = Watched(FaultyPort(made.log), host, made.folder, make_host=lambda: Host(None))
+        try:
+            await host.start()
+            await deployed.start()
+            pinned = msgspec.structs.replace(host.call_of("says"), chosen=ChosenId("start", attributes={PINNED: 1}))
+            for _ in range(2):
+                with pytest.raises(Unavailable) as refused:
+                    await deployed.run(pinned)
+                assert is_refusal(failing(refused.value))
+            obstacle.unlink()
+            assert (await deployed.run(pinned)).result == Payload("text", b"one")
         finally:
             await deployed.stop()
             await host.stop(0)

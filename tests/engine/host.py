@@ -21,7 +21,7 @@ from boki.dispatch.orders import Budget, DispatchEffect
 from boki.dispatch.server.modules import Modules
 from boki.dispatch.server.pools import ConsoleLine, FunctionHost
 from boki.dispatch.server.worker_link import Finish, WorkerLink
-from boki.errors import InvalidArgument, NoSuchInvocation
+from boki.errors import BokiError, InvalidArgument, NoSuchInvocation
 from boki.log.chunk import Group, encode_chunk
 from boki.log.limits import DEFAULT_LIMITS, Limits
 from boki.log.metalog import Positions
@@ -69,6 +69,7 @@ class Host(FunctionHost):
         self.holds_reads = False
         self.abandoned: list[Finish] = []
         self.retries = 0
+        self.fails: BokiError | None = None
         self._checks: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
         self._ids = count(1)
         options = {"limits": DEFAULT_LIMITS, "reload": False, **options}
@@ -122,10 +123,13 @@ class Host(FunctionHost):
         return described
 
     async def try_broken(self) -> str:
-        error = await super().try_broken()
-        self.retries += 1
-        self._look()
-        return error
+        try:
+            if self.fails is not None:
+                raise self.fails
+            return await super().try_broken()
+        finally:
+            self.retries += 1
+            self._look()
 
     def _perform(self, effects: list[DispatchEffect]) -> None:
         super()._perform(effects)

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from boki.api.http.exchange import TIMEOUT
 from boki.gateway.core import Budget, GatewayCore, Standing
 from boki.gateway.server.http.function_lookup import no_such_function
 from boki.protocol.calls import FunctionInfo
@@ -50,9 +51,31 @@ def test_a_workflow_is_denied_only_once_the_functions_are_known(path: str) -> No
             async with await task as response:
                 await refused(response, 404, "no_such_function")
             backend.knows_functions = False
+            task = asyncio.create_task(http.post(path))
+            await waiting(gateway.core)
             gateway.drain()
-            async with http.post(path) as response:
-                await refused(response, 503, "unavailable")
+            gateway.engine_changed(backend.engines[0], Standing())
+            async with await task as response:
+                body = await refused(response, 503, "unavailable")
+                assert body["message"].startswith("this gateway does not know yet")
+
+    run(scenario())
+
+
+def test_a_request_waits_no_longer_than_its_own_time() -> None:
+    """It is refused while its client still listens, and that nothing was done is certain."""
+
+    async def scenario() -> None:
+        backend = FakeBackend()
+        backend.knows_functions = False
+        async with serving(backend, budget=Budget(hold_us=60_000_000)) as (gateway, _, http):
+            task = asyncio.create_task(http.post("/flow/new/a/cancel", headers={TIMEOUT: "0.001"}))
+            while not task.done():
+                gateway.engine_changed(backend.engines[0], Standing())
+                await asyncio.sleep(0)
+            async with await task as response:
+                body = await refused(response, 503, "unavailable")
+                assert body["outcome"] == "not_applied"
 
     run(scenario())
 
