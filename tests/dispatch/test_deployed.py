@@ -415,7 +415,7 @@ def test_a_pinned_call_runs_with_its_version(tmp_path: Path) -> None:
 
 
 def test_a_pinned_call_waits_until_its_version_can_be_loaded(tmp_path: Path) -> None:
-    """It was accepted, so it does not fail for good because an import failed on this machine."""
+    """It was accepted, so it does not fail permanently because an import failed on this machine."""
     obstacle = tmp_path / "obstacle"
     frail = f"from pathlib import Path\nassert not Path({str(obstacle)!r}).exists()\n"
 
