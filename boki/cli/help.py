@@ -200,7 +200,11 @@ def value_text(name: str, value: Any) -> str:
 
     >>> value_text("keep_calls_s", 86400.0), value_text("cache_bytes", 268435456), value_text("port", 8080)
     ('24h', '256 MiB', '8080')
+    >>> value_text("repair_bytes_per_s", 67108864)
+    '64 MiB a second'
     """
+    if name.endswith("_bytes_per_s"):
+        return f"{value_text('_bytes', int(value))} a second"
     if name.endswith("_s") and isinstance(value, int | float):
         return duration_text(value)
     if name.endswith("_bytes") and isinstance(value, int):

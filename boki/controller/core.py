@@ -338,6 +338,7 @@ class ControllerCore:
             wanted=self._plan if self._has_plan else self._as_it_is(),
             sequencers={node: pong.incarnation for node, pong in answers.items()},
             unfit=frozenset(unfit),
+            mates=frozenset(mate.node for mate in self._membership.beside(self.node)),
             lost=self._lost(now_us),
             storage=tuple(member.node for member in members if member.role is Role.STORAGE),
             beside=self._membership.mates() if self._plan.speculative_cuts else {},
@@ -365,7 +366,7 @@ class ControllerCore:
         view = self.chain.current
         sight = self._sight(now_us)
         plan, self._waiting = next_plan(view, sight)
-        reason = self._trouble(view, now_us) or differs(view, plan)
+        reason = self._trouble(view, now_us) or differs(view, plan, sight.mates)
         if not reason:
             return ()
         if not sight.has_majority(view.sequencers, view.incarnations):

@@ -4,7 +4,8 @@
 named, it counts in the size of the quorum. One that has been gone for long gives its place to a spare one that lives.
 
 **Primaries.** A log keeps its primary if that one answers, leads, and has not more than its share of the logs, so that
-one lost sequencer moves its own logs only.
+one lost sequencer moves its own logs only. None is in the process of the controller that leads, if others can be it:
+else one fault would take both, and appends would wait until that controller's session has run out, for seconds.
 """
 
 from __future__ import annotations
@@ -67,6 +68,8 @@ class Sight:
     """Those that answer, with their incarnations."""
     unfit: frozenset[NodeId] = frozenset()
     """Those that answer and yet should not be primaries."""
+    mates: frozenset[NodeId] = frozenset()
+    """Roles in the process of the controller itself."""
     lost: frozenset[NodeId] = frozenset()
     """Nodes that have not answered for so long that a spare one may take their place."""
     storage: tuple[NodeId, ...] = ()
@@ -115,6 +118,7 @@ def first_plan(sight: Sight) -> Plan | None:
         storage=storage,
         replicas=wanted.replicas,
         write_quorum=wanted.write_quorum,
+        primaries=_choose_primaries((), wanted.logs, names, sight),
         beside=_choose_beside({}, names, sight),
     )
 
@@ -138,15 +142,17 @@ def next_plan(last: View, sight: Sight) -> tuple[Plan, str]:
         storage=storage,
         replicas=replicas,
         write_quorum=write_quorum,
-        primaries=_choose_primaries(last, log_count, sequencers, sight),
+        primaries=_choose_primaries(last.primaries, log_count, sequencers, sight),
         beside=_choose_beside(dict(zip(last.sequencers, last.beside, strict=False)), sequencers, sight),
     )
     return plan, "; ".join(problems)
 
 
-def differs(last: View, plan: Plan) -> str:
-    """What a plan would change besides primaries and storage nodes, in words; empty: nothing."""
+def differs(last: View, plan: Plan, mates: frozenset[NodeId] = frozenset()) -> str:
+    """What a plan would change besides storage nodes, and primaries other than `mates`, in words; empty: nothing."""
     changes = []
+    if mates.intersection(last.primaries) and mates.isdisjoint(plan.primaries):
+        changes.append("no primary in the process of the leading controller")
     if plan.log_count != last.log_count:
         changes.append(f"{plan.log_count} logs instead of {last.log_count}")
     gone, come = set(last.sequencers) - set(plan.sequencers), set(plan.sequencers) - set(last.sequencers)
@@ -200,13 +206,16 @@ def _choose_beside(known: Mapping[NodeId, NodeId], sequencers: tuple[NodeId, ...
     return pairs if sight.wanted.speculative_cuts and is_possible else ()
 
 
-def _choose_primaries(last: View, log_count: int, sequencers: tuple[NodeId, ...], sight: Sight) -> tuple[NodeId, ...]:
+def _choose_primaries(
+    last: tuple[NodeId, ...], log_count: int, sequencers: tuple[NodeId, ...], sight: Sight
+) -> tuple[NodeId, ...]:
     live = [node for node in sequencers if node in sight.sequencers]
-    fit = [node for node in live if node not in sight.unfit] or live or list(sequencers)
+    able = [node for node in live if node not in sight.unfit] or live or list(sequencers)
+    fit = [node for node in able if node not in sight.mates] or able
     share = -(-log_count // len(fit))
     load = dict.fromkeys(fit, 0)
     primaries: dict[int, NodeId] = {}
-    for log, node in enumerate(last.primaries[:log_count]):
+    for log, node in enumerate(last[:log_count]):
         if load.get(node, share) < share:
             primaries[log] = node
             load[node] += 1
