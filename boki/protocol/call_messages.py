@@ -189,7 +189,7 @@ class Poll(Message, frozen=True):
 class Load(Message, frozen=True):
     """How busy this engine is. Sent on change, at most every 100 ms, and in answer to a `Poll`.
 
-    What changes by itself while no request is under way is told within 500 ms.
+    What changes by itself while no request is under way is told within 250 ms.
 
     `functions_number` grows whenever what can be called changes: who knows another number asks for it.
     `lacking`: those of the polled requests that are not under way here: lost on the way, or answered.

@@ -74,7 +74,8 @@ from boki.sequencer.vitals import figures, pong
 
 _PAGE_ENTRIES: Final = 10_000
 _REPEAT_US: Final = 250_000
-_IDLE_REPEAT_US: Final = 500_000  # later than that, at most, where all is told: a follower asks after 1 s of silence
+_IDLE_REPEAT_US: Final = 500_000
+"""An idle primary may repeat itself later by this, at a beat. Followers ask after a second of silence."""
 _STORAGE_US: Final = 10_000
 """So far apart storage nodes are told of cuts."""
 

@@ -55,13 +55,12 @@ from boki.protocol.call_messages import (
     TellStatus,
 )
 from boki.protocol.calls import Call, FunctionInfo, ModuleInfo, Outcome, ResultChunk, TakeChunk, version_of
-from boki.protocol.effects import REST_US
 from boki.protocol.messages import Message
 
 _log = logging.getLogger("boki.engine")
 
 _TELL_S: Final = 0.1
-_REST_S: Final = REST_US / 1_000_000
+_REST_S: Final = 0.25
 """Between looks at what is to be told while no request is under way."""
 _FORGET_US: Final = 5_000_000
 """A gateway that has not polled for this long is told nothing more."""
