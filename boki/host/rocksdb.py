@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
+from weakref import WeakSet
 
 from rocksdict import AccessType, BlockBasedOptions, Cache, DBRecoveryMode, Options, Rdict, WriteBatch
 
@@ -45,6 +46,23 @@ class SyncedWritesLost(Exception):
     """A database holds less than it had synced."""
 
 
+class _Scan:
+    """An iterator of RocksDB's. The database stays open and locked as long as one lives."""
+
+    __slots__ = ("__weakref__", "rows")
+
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows
+
+
+class _ClosedRows:
+    """Of a scan that somebody still holds when the database is closed."""
+
+    def __getattr__(self, _name: str) -> Any:
+        # No end: that would say that all rows were read.
+        raise RuntimeError("the database was closed before this scan had ended")
+
+
 class RocksDb:
     """An open database. A torn write at the end of its write-ahead log was never synced, and is dropped: nothing else.
 
@@ -62,6 +80,7 @@ class RocksDb:
         self._preallocation = WalPreallocation(path)
         self._mark = SyncedMark(path)
         self._has_failed = False
+        self._scans: WeakSet[_Scan] = WeakSet()
         if self._mark.sequence and not (path / "CURRENT").exists():
             raise SyncedWritesLost("the file CURRENT is missing, without which RocksDB would begin an empty database")
         reach = follow_logs(path)
@@ -165,23 +184,29 @@ class RocksDb:
 
     def scan(self, start: bytes, stop: bytes, *, backward: bool = False) -> Iterator[tuple[bytes, bytes]]:
         """All (key, value) with `start <= key < stop`, ascending or descending, read as they are asked for."""
-        rows = self._db.iter()
+        scan = _Scan(self._db.iter())
+        self._scans.add(scan)
         if backward:
-            rows.seek_for_prev(stop)
-            if rows.valid() and rows.key() == stop:
-                rows.prev()
+            scan.rows.seek_for_prev(stop)
+            if scan.rows.valid() and scan.rows.key() == stop:
+                scan.rows.prev()
         else:
-            rows.seek(start)
-        while rows.valid() and start <= (key := rows.key()) < stop:
-            yield key, rows.value()
+            scan.rows.seek(start)
+        while scan.rows.valid() and start <= (key := scan.rows.key()) < stop:
+            yield key, scan.rows.value()
             if backward:
-                rows.prev()
+                scan.rows.prev()
             else:
-                rows.next()
-        rows.status()
+                scan.rows.next()
+        scan.rows.status()
 
     def close(self) -> None:
-        """Write what is in memory to tables, so that no log is left to be torn, and close the files."""
+        """Write what is in memory to tables, so that no log is left to be torn, and close the files.
+
+        Scans under way end with an error: it can be opened again at once, whoever holds them.
+        """
+        for scan in list(self._scans):
+            scan.rows = _ClosedRows()
         sequence: int | None = None
         with contextlib.suppress(Exception):  # rocksdict raises plain Exception: what was synced stays in the log
             if not self._has_failed:
