@@ -113,6 +113,23 @@ def test_what_an_earlier_attempt_may_have_done_is_not_denied(request_: HttpReque
         assert outcome == ("not_applied" if request_ is READ else "unknown")
 
 
+def test_a_lone_address_is_asked_once_more_where_its_connection_broke() -> None:
+    """Gateways may share it: `boki up` starts three like that. What has no key is not, nor is a refused connection."""
+    gateways = Gateways("http://a:1")
+    for request in (KEYED, READ):
+        attempts = Attempts(gateways, request, 0.0)
+        attempts.failed(attempts.begin(0.0)[0], ConnectionLost("it broke"), 0.1)
+        assert attempts.begin(0.1)[0] == "http://a:1"
+        with pytest.raises(ConnectionLost):
+            attempts.failed("http://a:1", ConnectionLost("again"), 0.2)
+        attempts = Attempts(gateways, request, 0.0)
+        with pytest.raises(Unavailable):
+            attempts.failed(attempts.begin(0.0)[0], Unavailable("refused"), 0.1)
+    unkeyed = Attempts(gateways, HttpRequest("POST", "/function/f", 9.0, {}), 0.0)
+    with pytest.raises(ConnectionLost):
+        unkeyed.failed(unkeyed.begin(0.0)[0], ConnectionLost("it broke"), 0.1)
+
+
 def test_a_gateway_that_stops_is_left_and_its_refusal_is_no_answer() -> None:
     """Also behind a lost one, whose loss is what is told if nothing else comes."""
     attempts = Attempts(Gateways(URLS), KEYED, 0.0)

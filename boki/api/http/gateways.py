@@ -33,8 +33,9 @@ _SHORTEST_S: Final = 0.001
 class Attempts:
     """The attempts of one request: which gateway is asked, how much time is left, and which answer counts.
 
-    Each gateway is asked once, and again after it has refused the request because it stops. A request that may have
-    been applied is repeated only if that does no harm; from then on nothing can be told as not applied.
+    Each gateway is asked once, and again after it has refused the request because it stops. A lone address is asked
+    once more where its connection broke: it may be that of several gateways. A request that may have been applied is
+    repeated only if that does no harm; from then on nothing can be told as not applied.
     """
 
     def __init__(self, gateways: Gateways, request: HttpRequest, now_s: float) -> None:
@@ -60,14 +61,16 @@ class Attempts:
     def failed(self, url: str, error: Unavailable | ConnectionLost | DeadlineExceeded, now_s: float) -> None:
         """The attempt has ended so: raises what the caller is to be told, unless the next gateway is to be asked."""
         self._gateways.leave(url)
+        most = len(self._gateways.urls)
         if isinstance(error, DeadlineExceeded):
             raise error
         if isinstance(error, ConnectionLost):
+            most = max(most, 2)
             if self._request.is_change:
                 self._lost = self._lost or error
             if not (error.retryable and self._request.is_repeatable):
                 raise error
-        if self._count >= len(self._gateways.urls) or now_s >= self._until_s:
+        if self._count >= most or now_s >= self._until_s:
             raise self._lost or error
 
     def is_answered(self, url: str, answer: HttpAnswer) -> bool:
