@@ -16,15 +16,16 @@ DEFAULT_NODES = ("node-1", "node-2", "node-3")
 _NODE = "node"
 
 
-@examples("boki keygen keys", "boki keygen keys node-4 engine-3 eu-west=engine")
+@examples("boki keygen keys", "boki keygen keys node-4 node-5=storage,sequencer engine-3 eu-west=engine")
 def command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the keys are, or will be.", show_default=False)],
     nodes: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[NODE...]",
-            help="node-4, which may play every role; engine-3, which is one alone; or eu-west=node, eu-west=engine for "
-            "a name that does not begin like that. None: node-1, node-2 and node-3.",
+            help="node-4, which may play every role; node-5=storage,sequencer, which may play these; engine-3, which "
+            "is one alone; or eu-west=node, eu-west=engine for a name that does not begin like that. None: node-1, "
+            "node-2 and node-3.",
             show_default=False,
         ),
     ] = None,
@@ -59,12 +60,16 @@ def roles_of(nodes: list[str]) -> dict[str, str]:
     for text in nodes or DEFAULT_NODES:
         name, has_role, role = text.partition("=")
         role = role if has_role else text.rpartition("-")[0]
-        if role not in {_NODE, *Role}:
-            problems.append(f"{text}: write NAME=ROLE, with node or a role of {', '.join(Role)}; or ROLE-NUMBER")
+        words = list(Role) if role == _NODE else role.split(",")
+        if not set(words) <= set(Role):
+            problems.append(
+                f"{text}: write NAME=ROLE, with node, a role of {', '.join(Role)}, or several with commas between "
+                "them; or ROLE-NUMBER"
+            )
         elif name in found:
             problems.append(f"{name} is named twice")
         else:
-            found[name] = roles_text(Role) if role == _NODE else role
+            found[name] = roles_text(role for role in Role if role in words) if len(words) > 1 else role
     if problems:
         raise InvalidArgument("no key was made:" + "".join(f"\n  - {problem}" for problem in problems))
     return found

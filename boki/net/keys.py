@@ -116,6 +116,16 @@ class NodeKeys(NamedTuple):
     secret: str
     ring: KeyRing
 
+    def check_roles(self, roles: Mapping[NodeId, Role]) -> None:
+        """`ConfigError` if the key is not for all these roles under these names: others would refuse their messages."""
+        missing = [f"{role} {node}" for node, role in roles.items() if not self.own.may_be(node, role)]
+        if missing:
+            may = self.own.role.removeprefix(_HOSTS).replace(",", ", ")
+            raise ConfigError(
+                f"the key is that of {self.own.node}, which may be {may}, and this is {', '.join(missing)}: start it "
+                f"with other roles, or delete the key and its line in {LIST_NAME} and run boki keygen for these"
+            )
+
 
 def make_keys(directory: Path, nodes: Mapping[str, str]) -> list[NodeId]:
     """Give a key to each of the nodes that has none, and list them all. Returns the names of those that got one.

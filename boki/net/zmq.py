@@ -92,9 +92,8 @@ class ZmqLinks:
         budgets_bytes: Mapping[Lane, int] = BUDGETS_BYTES,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
-        for node, role in roles.items():
-            if keys is not None and not keys.own.may_be(node, role):
-                raise ConfigError(f"the key is that of {keys.own.role} {keys.own.node}, and this is {role} {node}")
+        if keys is not None:
+            keys.check_roles(roles)
         if not advertise and host in _ANY_HOST:
             raise ConfigError(
                 f"{process} listens on all addresses of its machine: say with `advertise` which one is told"

@@ -20,7 +20,7 @@ from boki.coordination.zookeeper import News, ZooKeeperCoordinator
 from boki.errors import ConfigError, Unavailable
 from boki.log.ids import NodeId
 from boki.log.membership import Role
-from boki.net.keys import load_keys
+from boki.net.keys import NodeKeys, load_keys
 from boki.net.zmq import ZmqLinks
 from boki.node.common_log import common_log
 from boki.node.controller import ControllerIncarnation
@@ -34,6 +34,8 @@ from boki.protocol.messages import InstallMembership
 
 _log = logging.getLogger("boki.node")
 _CONNECT_TIMEOUT_S: Final = 10.0
+_TELL_AFTER_S: Final = 1.0
+"""A ZooKeeper that answers is connected to within much less: whoever looks is told what is waited for."""
 _OTHERS_S: Final = 8.0
 """How long a node that stops stays for the engines of others that stop at the same time."""
 INCARNATIONS: Final[Mapping[Role, type[RoleIncarnation[Any]]]] = {
@@ -61,6 +63,8 @@ async def run_node(
     `config` is that of the node as a whole: name, links, ZooKeeper. `on_incarnation` is told of each incarnation as it
     begins. `ConfigError`: it cannot run like this at all.
     """
+    names = {own.node: role for role, own in roles.items()}
+    _keys_of(config, names)  # now, because ZooKeeper may be waited for
     homes: dict[Role, Home] = {}
     try:
         for role, own in roles.items():
@@ -161,7 +165,7 @@ class _Node:
             asyncio.get_running_loop(),
             config.link_host,
             dict(zip(("control", "appends", "reads"), config.link_ports, strict=True)),
-            load_keys(Path(config.keys), config.node) if config.keys else None,
+            _keys_of(config, self._names),
             advertise=config.advertise,
             proxy=config.proxy,
             has_shortcuts=True,
@@ -181,9 +185,21 @@ class _Node:
             self._links.close()
 
 
+def _keys_of(config: NodeConfig, names: Mapping[NodeId, Role]) -> NodeKeys | None:
+    """The keys of a node with these roles; None without keys. `ConfigError` if they are missing or for other roles."""
+    if not config.keys:
+        return None
+    keys = load_keys(Path(config.keys), config.node)
+    keys.check_roles(names)
+    return keys
+
+
 async def _connect(config: NodeConfig, home: Home, stop: asyncio.Event) -> ZooKeeperCoordinator | None:
     """The coordinator, as soon as there is one: nodes and ZooKeeper may be started in any order. None: told to stop."""
     stopping = asyncio.create_task(stop.wait())
+    telling = asyncio.get_running_loop().call_later(
+        _TELL_AFTER_S, _log.info, "%s: waiting for ZooKeeper at %s", config.name, config.zookeeper
+    )
     try:
         while not stop.is_set():
             connecting = asyncio.create_task(
@@ -218,5 +234,6 @@ async def _connect(config: NodeConfig, home: Home, stop: asyncio.Event) -> ZooKe
             return coordinator
         return None
     finally:
+        telling.cancel()
         stopping.cancel()
         await asyncio.gather(stopping, return_exceptions=True)

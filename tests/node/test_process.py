@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from boki.net.keys import make_keys
 from boki.node import process
 
 
@@ -44,3 +45,20 @@ def test_what_no_supervisor_says_is_refused(wrong: list[str], tmp_path: Path) ->
     with pytest.raises(SystemExit) as refused:
         process.main([*wrong, "--name", "s", "--config", str(config(tmp_path))])
     assert refused.value.code == 2
+
+
+def test_a_key_for_fewer_roles_is_refused_before_zookeeper_is_waited_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """ZooKeeper is not there, and the node says at once what else is wrong: which roles, and what to do."""
+    keys = tmp_path / "keys"
+    make_keys(keys, {"node-4": "node:storage,engine"})
+    roles = ["--roles", "storage,engine,gateway", "--port", "0"]
+    arguments = ["start", "node", "--config", str(config(tmp_path, keys=str(keys))), *roles]
+    assert process.main([*arguments, "--name", "node-4"]) == 2
+    told = capsys.readouterr().err
+    for words in ("which may be storage, engine, and this is gateway gateway-4", "run boki keygen"):
+        assert words in told
+    assert process.main([*arguments, "--name", "node-5"]) == 2
+    assert "node-5.key is missing: run boki keygen" in capsys.readouterr().err
+    assert not (tmp_path / "data").exists()
