@@ -53,8 +53,14 @@ SCENARIOS: Final = tuple(_SCENARIO_RATES)
 _SCENARIO_SHARE: Final = 0.18
 _FAULTS_BESIDE: Final = 3
 _DECOMMISSION_SHARE: Final = 0.14
-_SPECULATION_SHARE: Final = 0.75
-"""Of the seeds in which cuts may run ahead, those in which they do; and of these, those with the scenario for it."""
+_HOSTED_SHARE: Final = 0.62
+"""Of the seeds without a scenario that takes away single roles: half of all."""
+_SHARED_LOG_SHARE: Final = 0.75
+"""Of these, those in which two roles share a log; and of these, those with several replicas, as `boki up` has them."""
+_SPECULATION_SHARE: Final = 0.9
+"""Of these, those in which cuts run ahead: a quarter of all seeds."""
+_AHEAD_SHARE: Final = 0.75
+"""Of these, those with the scenario for it."""
 _SELDOM: Final = 0.1
 """How often faults come whose scenario they would spoil, of their usual rate."""
 _SLOWS_AFTER_OPERATIONS: Final = 40
@@ -234,25 +240,25 @@ def draw_options(seed: int, *, with_layout: bool = True) -> Options:
 
 
 def _draw_layout(options: Options) -> Options:
-    """Half of the seeds, but where a scenario takes away single roles, are nodes that play several. With them is drawn
-    whether workflows are tried, and which calls only compute: the safeguards that are switched off in tests were caught
-    without.
+    """Half of the seeds, and none in which a scenario takes away single roles, are nodes that play several. With them
+    is drawn whether workflows are tried, and which calls only compute: the safeguards that are switched off in tests
+    were caught without.
     """
     tries = Random(f"{options.seed}:options:tries").random() < 0.5
     computes = Random(f"{options.seed}:options:call_compute").choice((0.0, 0.0, 0.5))
     options = msgspec.structs.replace(options, tries=tries, call_compute=computes)
-    is_hosted = not options.scenarios and Random(f"{options.seed}:options:layout").random() < 0.5
+    is_hosted = not options.scenarios and Random(f"{options.seed}:options:layout").random() < _HOSTED_SHARE
     if not is_hosted:
         return options
     options = msgspec.structs.replace(options, is_hosted=True)
     rng = Random(f"{options.seed}:options:log")
-    return _draw_shared_log(options, rng) if rng.random() < 0.5 else options
+    return _draw_shared_log(options, rng) if rng.random() < _SHARED_LOG_SHARE else options
 
 
 def _draw_shared_log(options: Options, rng: Random) -> Options:
-    """One log for two roles. In half of these seeds there is only one log."""
+    """One log for two roles: on each of several nodes, or on the only one."""
     options = msgspec.structs.replace(options, shares_log=True, has_decommission=False)
-    if rng.random() < 0.5:
+    if rng.random() < _SHARED_LOG_SHARE:
         runs_ahead = Random(f"{options.seed}:options:ahead").random() < 0.5
         options = msgspec.structs.replace(options, runs_ahead=runs_ahead)
         speculates = Random(f"{options.seed}:options:speculates")
@@ -265,7 +271,7 @@ def _draw_shared_log(options: Options, rng: Random) -> Options:
 def draw_speculation(options: Options, rng: Random) -> Options:
     """Cuts run ahead. Mostly every node has both roles; sometimes one of the shards' replicas has none, or changes."""
     count = rng.choice((3, 3, 3, 5))
-    if rng.random() < _SPECULATION_SHARE:  # most faults seldom: else the scenario hardly ever gets through
+    if rng.random() < _AHEAD_SHARE:  # most faults seldom: else the scenario hardly ever gets through
         often = rng.sample(sorted(options.faults), min(_FAULTS_BESIDE, len(options.faults)))
         options = msgspec.structs.replace(
             options,
