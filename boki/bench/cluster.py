@@ -92,8 +92,11 @@ class Cluster:
         return self.wait_for("healthy", is_healthy)
 
     def load(self, watch: Watch) -> tuple[Future[Timeline], str]:
-        """Begin a watched load: its future, and the engine that it runs on, once it has begun."""
-        future = self._threads.submit(self._target.run, "watched_load", watch, Timeline)
+        """Begin a watched load: its future, and the engine that it runs on, once it has begun.
+
+        It has a key, and so an answer from another gateway if the one that was asked is killed.
+        """
+        future = self._threads.submit(self._target.run, "watched_load", watch, Timeline, key=watch.name)
         deadline = time.monotonic() + _HEALTHY_S
         while time.monotonic() < deadline and not future.done():
             record = self.client.logbook(BOOK).read_next(f"where:{watch.name}", wait_s=1.0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import replace
+from itertools import product
 from typing import Any, Final
 
 from boki.bench.cluster import Cluster, Status
@@ -14,7 +14,6 @@ from boki.bench.load_functions.load import Fill, Watch
 from boki.bench.rows import Row
 from boki.bench.system import Options, target
 from boki.bench.timeline import compared
-from boki.errors import ConnectionLost
 from boki.launch.up.health import drain_left, leader_of
 from boki.log.membership import Role
 
@@ -23,56 +22,51 @@ _INFLIGHT: Final = 16
 _BEFORE_S: Final = 3.0
 _AFTER_S: Final = 5.0
 _REPAIR_INFLIGHT: Final = 4
-_ATTEMPTS: Final = 4
 
 
 def failover(options: Options, step: Step) -> Iterator[Row]:
     """SIGKILL of one role after the other, then of whole nodes, under load on an engine that is left alone."""
     for layout, kinds in (
         (replace(options, is_separate=True), ("storage", "backup", "primary", "controller", "engine")),
-        (replace(options, is_separate=False), ("node",)),
+        (replace(options, is_separate=False), ("node of the primary", "node of the leading controller")),
     ):
         with target(layout) as system, Cluster(system) as cluster:
             for kind in kinds:
                 for number in range(options.rounds):
                     step(f"killing: {kind}, round {number + 1}")
-                    yield _killed_elsewhere(layout, cluster, kind, number)
+                    yield _killed(layout, cluster, kind, number)
 
 
-def _killed_elsewhere(options: Options, cluster: Cluster, kind: str, number: int) -> Row:
-    """Gateways share an address: if the load's own request went through the node that is killed, try again."""
-    for attempt in range(_ATTEMPTS - 1):
-        with suppress(ConnectionLost):
-            return _killed(options, cluster, kind, number, attempt)
-    return _killed(options, cluster, kind, number, _ATTEMPTS - 1)
-
-
-def _killed(options: Options, cluster: Cluster, kind: str, number: int, attempt: int) -> Row:
+def _killed(options: Options, cluster: Cluster, kind: str, number: int) -> Row:
     healthy = cluster.wait_healthy()
-    watch = Watch(f"{kind}-{number}-{attempt}", _inflight(options), options.size_bytes, _BEFORE_S + _AFTER_S)
+    watch = Watch(f"{kind}-{number}", _inflight(options), options.size_bytes, _BEFORE_S + _AFTER_S)
     future, engine = cluster.load(watch)
-    node = _other_node(cluster, healthy, engine) if kind == "node" else _victim(healthy, kind, number, engine)
-    has_primary = cluster.pid(node) == cluster.pid(leader_of(healthy)["primaries"][0])
+    leader = leader_of(healthy)
+    primary, controller = leader["primaries"][0], leader["node"]
+    if options.is_separate:
+        node = _victim(leader, kind, number, engine)
+    else:
+        node = _other_node(cluster, primary if kind == "node of the primary" else controller, engine)
+    has_primary = cluster.pid(node) == cluster.pid(primary)
+    has_controller = cluster.pid(node) == cluster.pid(controller)
     time.sleep(_BEFORE_S)
     at_us = cluster.kill(node)
     timeline = future.result()
     details: dict[str, Any] = {"killed": kind, "node": node, **compared(timeline, at_us)}
-    if kind == "node":
-        details["with_primary"] = has_primary
+    if not options.is_separate:
+        details |= {"with_primary": has_primary, "with_leading_controller": has_controller}
     if has_primary:
         details |= _last_change(cluster.wait_healthy(), healthy)
     return _row(options, "failover", watch.inflight, timeline, details)
 
 
-def _other_node(cluster: Cluster, status: Status, engine: str) -> str:
-    """A node that the load does not run on: that of the primary, if it may be."""
-    primary = leader_of(status)["primaries"][0]
+def _other_node(cluster: Cluster, wanted: str, engine: str) -> str:
+    """A node that the load does not run on: that which plays `wanted`, if it may be."""
     others = [row for row in cluster.state.processes if row.plays and engine not in row.plays]
-    return next((row.node for row in others if primary in row.plays), others[0].node)
+    return next((row.node for row in others if wanted in row.plays), others[0].node)
 
 
-def _victim(status: Status, kind: str, number: int, engine: str) -> str:
-    leader = leader_of(status)
+def _victim(leader: Status, kind: str, number: int, engine: str) -> str:
     match kind:
         case "primary":
             return str(leader["primaries"][0])
@@ -125,26 +119,32 @@ def scaling(options: Options, step: Step) -> Iterator[Row]:
 
 
 def repair(options: Options, step: Step) -> Iterator[Row]:
-    """A wiped storage node fills itself again: how fast when nothing else happens, and what a load notices of it."""
-    options = replace(options, is_separate=True)
-    for is_idle in (True, False):
-        with target(options) as system, Cluster(system) as cluster:
+    """A storage node with an empty disk fills itself again: how fast when nothing else happens, and what a load notices
+    of it. As a process of its own, and with all other roles, whose disks are lost with it.
+    """
+    for is_separate, is_idle in product((True, False), repeat=2):
+        layout = replace(options, is_separate=is_separate)
+        with target(layout) as system, Cluster(system) as cluster:
             step(f"appending {options.record_count:,} records of {options.size_bytes:,} bytes")
             system.run("fill", Fill(options.record_count, options.size_bytes), int)
             cluster.wait_healthy()
             step("repairing, idle" if is_idle else "repairing under load")
-            yield _repaired(options, cluster, is_idle=is_idle)
+            yield _repaired(layout, cluster, is_idle=is_idle)
 
 
 def _repaired(options: Options, cluster: Cluster, *, is_idle: bool) -> Row:
-    node = "storage-3"
     watch = Watch("repair", _REPAIR_INFLIGHT, options.size_bytes, 0.1 if is_idle else _BEFORE_S + 4 * _AFTER_S)
-    future, _ = cluster.load(watch)
+    future, engine = cluster.load(watch)
+    node = "storage-3" if options.is_separate or not engine.endswith("-3") else "storage-2"
     if not is_idle:
         time.sleep(_BEFORE_S)
+    names = next(row.names for row in cluster.state.processes if node in row.names)
     at_us = cluster.kill(node)
-    (cluster.folder / "nodes" / node).rename(cluster.folder / "wiped")
-    shutil.rmtree(cluster.folder / "wiped")
+    wiped = cluster.folder / "wiped"
+    wiped.mkdir()
+    for name in names:
+        (cluster.folder / "nodes" / name).rename(wiped / name)
+    shutil.rmtree(wiped)
 
     def repair_of(status: Status) -> Status:
         told: Status = (status.get("nodes", {}).get(node) or {}).get("repair", {})
@@ -165,6 +165,7 @@ def _repaired(options: Options, cluster: Cluster, *, is_idle: bool) -> Row:
     timeline = future.result()
     copied_bytes = repair_of(done)["copied_bytes"]
     details: dict[str, Any] = {
+        "roles": "separate" if options.is_separate else "all",
         "load": "none" if is_idle else f"{_REPAIR_INFLIGHT} in flight",
         "copied_mb": round(copied_bytes / 1e6),
         "mb_per_s": round(copied_bytes / 1e6 / took_s, 1),

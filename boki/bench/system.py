@@ -125,9 +125,9 @@ class Target:
     token: str
     child: Child | None
 
-    def run(self, function: str, payload: Any, kind: type[Any]) -> Any:
+    def run(self, function: str, payload: Any, kind: type[Any], *, key: str | None = None) -> Any:
         """One call of a load function, with time enough for a long round."""
-        return self.client.invoke(function, payload, result_type=kind, timeout_s=600)
+        return self.client.invoke(function, payload, result_type=kind, timeout_s=600, key=key)
 
 
 @contextlib.contextmanager

@@ -36,7 +36,7 @@ STATUS: dict[str, Any] = {"nodes": {"controller-2": {"leader": True, "controller
 )
 def test_the_victim_is_what_was_asked_for(kind: str, engine: str, expected: str) -> None:
     """The engine that is killed is never the one with the load."""
-    assert _victim(STATUS, kind, 1, engine) == expected
+    assert _victim(LEADER, kind, 1, engine) == expected
 
 
 def test_a_change_of_terms_is_that_which_came_after() -> None:
