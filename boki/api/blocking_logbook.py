@@ -13,11 +13,12 @@ from boki.api.compare_gatherer import Rows
 from boki.api.deadline import DEFAULT_TIMEOUT_S, Caller
 from boki.api.log_calls import DEFAULT_PAGE_RECORDS, Appendable, Cursor, OnTrimmed, Tags, When, shared
 from boki.api.port import BlockingGatewayPort, BlockingLogPort
+from boki.api.read_ahead import ReadAhead
 from boki.errors import BokiError, Unavailable
 from boki.log.checks import check_book
 from boki.log.chunk import Group
 from boki.log.ids import MAX_SEQNUM
-from boki.log.metalog import merge_positions
+from boki.log.metalog import Positions, merge_positions
 from boki.log.operations import Answer, Appended, BookInfo, Books, Compare, Compared, Found, Get, Operation, Read, Sync
 from boki.log.record import Page, Record
 
@@ -78,10 +79,12 @@ class LogSession:
         """Refuse, as an append would, what can never be appended: for records that are gathered and appended later."""
         log_calls.one_record(data, tags, (), None, self.caller.limits)
 
-    def ask(self, operation: Operation, wait_s: float = 0.0) -> Answer:
-        """One request, within the caller's deadline; `wait_s` is how long the operation itself may wait."""
+    def ask(self, operation: Operation, wait_s: float = 0.0, positions: Positions | None = None) -> Answer:
+        """One request, within the caller's deadline; `wait_s` is how long the operation itself may wait. The caller's
+        positions are raised by the answer, or these ones.
+        """
         timeout_s = self.caller.deadline.timeout_s(default_s=DEFAULT_TIMEOUT_S + wait_s)
-        return self.port.request(operation, self.caller.positions, timeout_s)
+        return self.port.request(operation, self.caller.positions if positions is None else positions, timeout_s)
 
     def compare(self, book: str, rows: Rows) -> Compared | None:
         """Which of these tags end with another record than the caller knows. None: it cannot be told, so read."""
@@ -122,11 +125,12 @@ class LogBook:
     A `tag` of None means the whole book.
     """
 
-    __slots__ = ("_access", "name")
+    __slots__ = ("_access", "_ahead", "name")
 
     def __init__(self, name: str, access: LogSession) -> None:
         self.name = check_book(name)
         self._access = access
+        self._ahead = ReadAhead()
 
     def __repr__(self) -> str:
         return f"<LogBook {self.name!r}>"
@@ -170,12 +174,19 @@ class LogBook:
     def read_next(self, tag: str | None = None, *, min_seqnum: int = 0, wait_s: float = 0) -> Record | None:
         """The first record with `seqnum >= min_seqnum`. If there is none, wait up to `wait_s` for it, then None.
 
-        Continue with `min_seqnum=record.next_seqnum`. A wait ends before the call's deadline.
+        Continue with `min_seqnum=record.next_seqnum`: then more records are read ahead (`boki.api.read_ahead`). A wait
+        ends before the call's deadline.
         """
-        caller = self._access.caller
-        read = log_calls.read_next(self.name, tag, min_seqnum, caller.limits)
+        caller, ahead = self._access.caller, self._ahead
+        record = ahead.take(tag, min_seqnum, caller)
+        if record is not None:
+            return record
+        size = ahead.size(tag, min_seqnum, caller)
+        read = log_calls.read_next(self.name, tag, min_seqnum, size, caller.limits)
         for poll in log_calls.polls(read, wait_s, caller):
-            record = log_calls.first_record(self._find(poll))
+            seen = dict(caller.positions)
+            found = self._find(poll, seen)
+            record = ahead.keep(tag, size, log_calls.records_of(found), seen, caller)
             if record is not None:
                 return record
         return None
@@ -238,6 +249,7 @@ class LogBook:
 
     def set_auxdata(self, seqnum: int, data: bytes) -> None:
         """Keep `data` beside a record as a cache: later reads may carry it as `record.auxdata`, or may not."""
+        self._ahead.forget()
         self._access.ask(log_calls.set_auxdata(self.name, seqnum, data, self._access.caller.limits))
 
     def sync(self) -> None:
@@ -255,9 +267,9 @@ class LogBook:
         """
         self._access.ask(log_calls.set_retention(self.name, age_s, size_bytes, self._access.caller))
 
-    def _find(self, operation: Read | Get) -> Found:
+    def _find(self, operation: Read | Get, positions: Positions | None = None) -> Found:
         wait_s = operation.wait_us / 1e6 if isinstance(operation, Read) else 0.0
-        answer = self._access.ask(operation, wait_s)
+        answer = self._access.ask(operation, wait_s, positions)
         assert isinstance(answer, Found)
         return answer
 

@@ -180,9 +180,9 @@ def get(book: str, seqnum: int) -> Get:
     return Get(book, check_seqnum(seqnum, "seqnum"))
 
 
-def read_next(book: str, tag: str | None, min_seqnum: int, limits: Limits) -> Read:
-    """The operation of `read_next`, without its wait."""
-    return Read(book, _checked_tag(tag, limits), check_seqnum(min_seqnum, "min_seqnum"))
+def read_next(book: str, tag: str | None, min_seqnum: int, size: int, limits: Limits) -> Read:
+    """The operation of `read_next`, without its wait; with so many records."""
+    return Read(book, _checked_tag(tag, limits), check_seqnum(min_seqnum, "min_seqnum"), limit=size)
 
 
 def read_prev(book: str, tag: str | None, max_seqnum: int, limits: Limits, *, fresh: bool = False) -> Read:
