@@ -146,6 +146,20 @@ def test_on_a_cluster_the_replica_that_completes_the_quorum_counts() -> None:
     assert sum(hop for name, hop in found.items() if name != "the whole append") == found["the whole append"]
 
 
+def test_appends_that_go_as_one_batch_are_one_way() -> None:
+    """From the first of its calls to the first of the next batch; a batch of some of them is left out."""
+
+    def three(began_ns: int, number: int) -> list[Mark]:
+        count = 2 if number % 3 == 0 else 3
+        calls = [Mark(began_ns + 10_000 * more, WORKER, NUMBERS["called"], 0) for more in range(1, count)]
+        return [*one_process(began_ns, number), *calls]
+
+    marks = marks_of(three, 300)
+    assert budget(marks, 1, 3)[-1].p50_us == 1_600.0
+    assert budget(marks, 1, 3) == budget(marks_of(one_process), 1)
+    assert budget(marks, 1, 4) == []
+
+
 def test_the_end_of_a_round_is_no_append() -> None:
     """Between two rounds the worker is told to begin the next: that pause is in no hop."""
     marks = marks_of(one_process)

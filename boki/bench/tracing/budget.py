@@ -1,7 +1,9 @@
-"""Where the time of one append goes, hop by hop, from the marks of a system with one append in flight.
+"""Where the time of one append goes, hop by hop, from the marks of a system with a fixed number of appends in flight.
 
-An append begins when the worker calls it, and the next one begins when it has returned, so all marks between these two
-are its own, but for stragglers: a third replica may report late. Therefore each stop of the way is the first mark that
+With one in flight an append begins when the worker calls it, and the next one begins when it has returned, so all marks
+between these two are its own, but for stragglers: a third replica may report late. With more, the callers that an
+answer wakes append together, so as long as all are one batch the way of that batch is the way of each of them; where it
+is not, the batch is left out. Therefore each stop of the way is the first mark that
 can be caused by the stop before, and of several replicas the last one that the quorum needs. The hops between the stops
 add up to the append.
 """
@@ -86,9 +88,9 @@ class Hop:
     share: float
 
 
-def budget(marks: Sequence[Mark], quorum: int) -> list[Hop]:
+def budget(marks: Sequence[Mark], quorum: int, inflight: int = 1) -> list[Hop]:
     """The hops in the order in which they happen, and "the whole append". Empty if no append was seen whole."""
-    ways = list(itertools.islice(_ways(marks, quorum), _WARM_UP, None))
+    ways = list(itertools.islice(_ways(marks, quorum, inflight), _WARM_UP, None))
     stops = [stop for stop in STOPS if sum(stop.name in way for way in ways) >= _MOSTLY * len(ways)]
     whole = [way for way in ways if all(stop.name in way for stop in stops)]
     if not whole or "returned" not in whole[0]:
@@ -110,15 +112,23 @@ def _hop(name: str, took_us: list[float], total_us: float) -> Hop:
     return Hop(name, round(p50, 1), round(p99, 1), round(statistics.fmean(took_us) / total_us, 4))
 
 
-def _ways(marks: Sequence[Mark], quorum: int) -> Iterator[Mapping[str, int]]:
-    """For each append when it passed each stop, in nanoseconds since it was called. The last one of a round, after
-    which the worker was told to begin another round, is left out.
+def _ways(marks: Sequence[Mark], quorum: int, inflight: int) -> Iterator[Mapping[str, int]]:
+    """For each batch of so many appends when it passed each stop, in nanoseconds since the first of them was called.
+    The last one of a round, after which the worker was told to begin another round, is left out.
     """
     workers = {mark.pid for mark in marks if mark.probe == _WRITES}  # engines append, too
-    starts = [number for number, mark in enumerate(marks) if mark.probe == _CALLED and mark.pid in workers]
-    for first, last in itertools.pairwise(starts):
-        if sum(mark.probe == _READ and mark.pid in workers for mark in marks[first:last]) == 1:
-            yield _Way(marks[first : last + 1], quorum).passed()
+    start = calls = answers = 0
+    for number, mark in enumerate(marks):
+        if mark.pid not in workers:
+            continue
+        if mark.probe == _READ:
+            answers += 1
+        elif mark.probe == _CALLED:
+            if answers:
+                if (calls, answers) == (inflight, 1):
+                    yield _Way(marks[start : number + 1], quorum).passed()
+                start, calls, answers = number, 0, 0
+            calls += 1
 
 
 class _Way:
