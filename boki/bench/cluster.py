@@ -12,6 +12,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, Self
 
+import msgspec
+
 from boki.bench.load_functions.load import BOOK, Timeline, Watch
 from boki.bench.system import Target
 from boki.errors import BokiError, Unavailable
@@ -96,7 +98,7 @@ class Cluster:
 
         It has a key, and so an answer from another gateway if the one that was asked is killed.
         """
-        future = self._threads.submit(self._target.run, "watched_load", watch, Timeline, key=watch.name)
+        future = self._threads.submit(self._watched, watch)
         deadline = time.monotonic() + _HEALTHY_S
         while time.monotonic() < deadline and not future.done():
             record = self.client.logbook(BOOK).read_next(f"where:{watch.name}", wait_s=1.0)
@@ -107,6 +109,11 @@ class Cluster:
                 return future, next((name for name in names if name.startswith(Role.ENGINE)), "")
         future.result(0)
         raise Unavailable("the load did not begin")
+
+    def _watched(self, watch: Watch) -> Timeline:
+        self._target.run("watched_load", watch, type(None), key=watch.name)
+        pieces = self.client.logbook(BOOK).read(f"timeline:{watch.name}").records
+        return msgspec.msgpack.decode(b"".join(piece.data for piece in pieces), type=Timeline)
 
     def add(self, role: Role, node: str) -> None:
         """Start one more node beside those of the supervisor."""

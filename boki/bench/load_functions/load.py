@@ -18,10 +18,12 @@ from boki import Context, function
 from boki.bench.rounds import closed_loop
 from boki.bench.rows import Round
 from boki.errors import BokiError
+from boki.log.limits import KIB
 
 BOOK = "bench"
 TAG = "bench"
 _FILL_RECORDS = 1_000
+_PIECE_BYTES = 512 * KIB
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -75,8 +77,10 @@ class Timeline(msgspec.Struct, frozen=True):
 
 
 @function(book=BOOK, timeout_s=600)
-async def watched_load(ctx: Context, watch: Watch) -> Timeline:
-    """Single appends, remembered one by one, on the engine that the first record (tag `where:<name>`) tells."""
+async def watched_load(ctx: Context, watch: Watch) -> None:
+    """Single appends, remembered one by one, on the engine that the first record (tag `where:<name>`) tells. The
+    `Timeline`, which is more than a result may be, is in records with the tag `timeline:<name>`, in pieces.
+    """
     await ctx.logbook.append(_engine_pid().encode(), tags=[f"where:{watch.name}"])
     data = bytes(watch.size_bytes)
     end = time.time() + watch.duration_s
@@ -96,7 +100,9 @@ async def watched_load(ctx: Context, watch: Watch) -> Timeline:
                 latencies_us.append(time.time_ns() // 1000 - began_us)
 
     await asyncio.gather(*(append_until_the_end() for _ in range(watch.inflight)))
-    return Timeline(starts_us, latencies_us, failures)
+    told = msgspec.msgpack.encode(Timeline(starts_us, latencies_us, failures))
+    for start in range(0, len(told), _PIECE_BYTES):
+        await ctx.logbook.append(told[start : start + _PIECE_BYTES], tags=[f"timeline:{watch.name}"])
 
 
 @function(book=BOOK, timeout_s=600)
