@@ -333,7 +333,7 @@ class ControllerCore:
                 node
                 for node, pong in answers.items()
                 if pong.wants_new_term or self.heartbeats.idle_for(node, now_us) > _IDLE_TIMEOUT_US
-            }
+            } | (answers.keys() - self._membership.staying())  # their last answer is still young
         return Sight(
             wanted=self._plan if self._has_plan else self._as_it_is(),
             sequencers={node: pong.incarnation for node, pong in answers.items()},

@@ -78,16 +78,27 @@ class Replicas:
     def choose(self, view: View, turn: int) -> tuple[NodeId, ...]:
         """The replicas of a new shard: registered nodes first, those that are to be emptied only if there are no more.
 
-        `turn` rotates the good ones, so that load spreads.
+        `turn` rotates the good ones, so that load spreads. Where cuts can run ahead for some replicas alone
+        (`View.runs_ahead`), it is these.
         """
         good, draining, missing = self._nodes(view)
+        if self._can_run_ahead(view, good):
+            return view.beside
         first = turn % len(good) if good else 0
         return (*good[first:], *good[:first], *draining, *missing)[: view.replicas]
 
     def should_move(self, view: View, replicas: Sequence[NodeId]) -> bool:
-        """Whether a shard on these nodes should be given up for a new one: it would have more good replicas."""
+        """Whether a shard on these nodes should be given up for a new one: it would have more good replicas, or cuts
+        could run ahead.
+        """
         good, _, _ = self._nodes(view)
+        if self._can_run_ahead(view, good):
+            return not view.runs_ahead(tuple(replicas))
         return sum(node in good for node in replicas) < min(len(good), view.replicas)
+
+    def _can_run_ahead(self, view: View, good: Sequence[NodeId]) -> bool:
+        is_possible = len(view.beside) == view.replicas and view.runs_ahead(view.beside)
+        return is_possible and all(node in good for node in view.beside)
 
     def _nodes(self, view: View) -> tuple[list[NodeId], list[NodeId], list[NodeId]]:
         """All storage nodes: good ones, registered ones that are to be emptied, and those that are not registered."""

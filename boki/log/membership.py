@@ -88,6 +88,10 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
         """The member of that name."""
         return next((member for member in self.members if member.node == node), None)
 
+    def staying(self) -> set[NodeId]:
+        """Those that do not stop."""
+        return {member.node for member in self.members if not member.is_leaving}
+
     def mates(self) -> dict[NodeId, NodeId | None]:
         """Of each sequencer, the storage node of its process behind whose records it can keep cuts; None if it cannot.
 

@@ -385,6 +385,21 @@ def test_a_plan_that_must_wait_says_so_and_breaks_nothing() -> None:
         assert cluster.term == 1
 
 
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_a_sequencer_that_leaves_is_given_no_log(is_gone: bool) -> None:
+    """Its last answer is still young: it would be noticed a second later, and the term changed again."""
+    cluster = ready()
+    member = cluster.members[NodeId(PRIMARY)]
+    cluster.members[member.node] = msgspec.structs.replace(member, is_leaving=True)
+    if is_gone:
+        cluster.kill(PRIMARY)
+        cluster.unregister(PRIMARY)
+    cluster.want(logs=2)
+    cluster.tick(10)
+    assert cluster.term == 2
+    assert PRIMARY not in cluster.view.primaries
+
+
 def test_a_sequencer_gone_for_long_gives_its_place_to_a_spare_one() -> None:
     """So that the next loss finds a majority again; without a spare it stays named."""
     cluster = Cluster(config=ControllerConfig(repair_after_us=5_000_000))
