@@ -29,6 +29,7 @@ class _Layout(NamedTuple):
 
     is_separate: bool
     speculates: bool
+    has_direct_links: bool
 
 
 @examples("boki chaos", "boki chaos --minutes 30 --seed 7 --keep chaos-7")
@@ -43,6 +44,12 @@ def command(
     speculative_cuts: Annotated[
         bool, typer.Option("--speculative-cuts/--no-speculative-cuts", help="Whether cuts run ahead of reports.")
     ] = True,
+    direct_links: Annotated[
+        bool,
+        typer.Option(
+            "--direct-links", help="Nodes speak by the sockets of production; only ways to ZooKeeper can be cut."
+        ),
+    ] = False,
     keep: Annotated[
         Path | None, typer.Option(help="Keep the cluster's files, logs and the history in this folder.")
     ] = None,
@@ -73,7 +80,7 @@ def command(
         folder = keep or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            layout = _Layout(is_separate=separate, speculates=speculative_cuts)
+            layout = _Layout(separate, speculative_cuts, direct_links)
             report = asyncio.run(_run(folder, seed, minutes * 60, chosen, sessions, tell, layout))
         except asyncio.CancelledError:
             raise typer.Exit(_TERMINATED) from None
@@ -101,7 +108,7 @@ async def _run(
     assert run is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, run.cancel)  # ends what was started, too
     # one more storage node than replicas, so that one can be drained
-    target = TargetCluster(folder, storage=4, tell=tell, is_separate=layout.is_separate, speculates=layout.speculates)
+    target = TargetCluster(folder, storage=4, tell=tell, **layout._asdict())
     try:
         await target.start()
         tell("the cluster serves")

@@ -58,11 +58,13 @@ class TargetCluster:
         functions: Collection[Path] = FUNCTIONS,
         is_separate: bool = False,
         speculates: bool = True,
+        has_direct_links: bool = False,
     ) -> None:
         """`functions` has at least the modules of `FUNCTIONS`.
 
         `is_separate`: every role is a process of its own; else a node dies with all its roles. `speculates`: cuts run
-        ahead of reports, of shards whose replicas are all beside sequencers.
+        ahead of reports, of shards whose replicas are all beside sequencers. `has_direct_links`: nodes speak to each
+        other as in production, by the Unix sockets of `boki.net.local`; only their way to ZooKeeper can be cut.
         """
         self._folder = folder
         self._functions = functions
@@ -73,6 +75,7 @@ class TargetCluster:
         self._paused_servers: list[ZooKeeperServer] = []
         self._is_separate = is_separate
         self._speculates = speculates
+        self._has_direct_links = has_direct_links
         self._counts = UpConfig(storage=storage, separate=is_separate).counts
         self._supervisor: asyncio.subprocess.Process | None = None
         self._listening: asyncio.Task[None] | None = None
@@ -134,8 +137,9 @@ class TargetCluster:
             await self._links.forward(node, ZOOKEEPER, "127.0.0.1", server.ports.client)
             for server in self._ensemble.servers
         ]
-        flags = ["--proxy", f"127.0.0.1:{await self._links.open_proxy(node)}"]
-        flags += ["--zookeeper", ",".join(f"127.0.0.1:{port}" for port in servers)]
+        flags = ["--zookeeper", ",".join(f"127.0.0.1:{port}" for port in servers)]
+        if not self._has_direct_links:
+            flags += ["--proxy", f"127.0.0.1:{await self._links.open_proxy(node)}"]
         for lane, port in zip(_LANES, ports, strict=True):
             flags += [f"--{lane}-port", str(port)]
         return flags
