@@ -47,7 +47,7 @@ def command(
     direct_links: Annotated[
         bool,
         typer.Option(
-            "--direct-links", help="Nodes speak by the sockets of production; only ways to ZooKeeper can be cut."
+            "--direct-links", help="Nodes speak by the sockets of production, and cannot be cut off from each other."
         ),
     ] = False,
     keep: Annotated[
@@ -63,7 +63,7 @@ def command(
     """
     from boki.verify.chaos.faults import FAULTS
 
-    known = {fault.name: fault for fault in FAULTS}
+    known = {fault.name: fault for fault in FAULTS if not (direct_links and fault.cuts_nodes)}
     if unknown := [name for name in faults or () if name not in known]:
         raise InvalidArgument(f"there is no class of faults {', '.join(unknown)}: there are {', '.join(known)}")
     chosen = [known[name] for name in faults or known]

@@ -146,6 +146,8 @@ class Fault:
     hold_s: tuple[float, float]
     needs_zookeeper: bool = False
     """Whether it is done to ZooKeeper, or by means of it: no two such faults at once."""
+    cuts_nodes: bool = False
+    """Whether it cuts nodes off from each other, which takes proxies between them."""
 
 
 def _blow(text: str, is_felt: Callable[[], bool]) -> Blow:
@@ -386,8 +388,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault("stop-primary", _pausing(_primary), _SHORT_S),
     Fault("stop-backup", _pausing(_backup), _SHORT_S),
     Fault("stop-all", _pausing_all, _LONG_S),
-    Fault("cut-one-way", _cutting_one_way, _SHORT_S),
-    Fault("cut-both-ways", _cutting_both_ways, _SHORT_S),
+    Fault("cut-one-way", _cutting_one_way, _SHORT_S, cuts_nodes=True),
+    Fault("cut-both-ways", _cutting_both_ways, _SHORT_S, cuts_nodes=True),
     Fault("reset-links", _resetting, (0.1, 0.5)),
     Fault("disk-full", _filling, _SHORT_S),
     Fault("sync-fails", _failing_sync, (1.0, 2.0)),

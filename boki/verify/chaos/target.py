@@ -64,7 +64,7 @@ class TargetCluster:
 
         `is_separate`: every role is a process of its own; else a node dies with all its roles. `speculates`: cuts run
         ahead of reports, of shards whose replicas are all beside sequencers. `has_direct_links`: nodes speak to each
-        other as in production, by the Unix sockets of `boki.net.local`; only their way to ZooKeeper can be cut.
+        other as in production, by the Unix sockets of `boki.net.local`, and cannot be cut off from each other.
         """
         self._folder = folder
         self._functions = functions
