@@ -98,7 +98,7 @@ class History:
         """The seqnum of the last `Continued`: what stands below it is of no use."""
         self._last: Entry | None = None
         """The record in front of the next one, if it counts."""
-        self._facts: dict[int, Done | Fired] = {}
+        self._facts: dict[int, Done | Fired | Intended] = {}
         self.marks: dict[str, Payload] = {}
         """Decisions, by name."""
         self.forgotten: list[tuple[int, int]] = []
@@ -160,7 +160,7 @@ class History:
 
     def _keep(self, entry: Entry, seqnum: int) -> None:
         match entry.fact:
-            case Done() | Fired():
+            case Done() | Fired() | Intended():
                 self._facts[entry.fact.n] = entry.fact
             case Marked():
                 self.marks[entry.fact.name] = entry.fact.value
@@ -213,11 +213,11 @@ class History:
         """The scope of the commands of that life since it began, or last continued."""
         return f"{run}:{life:x}.{self.continued.number if self.continued is not None else 0}"
 
-    def fact(self, n: int) -> Done | Fired | None:
-        """What the journal says of the end of command number `n`."""
+    def fact(self, n: int) -> Done | Fired | Intended | None:
+        """What the journal says of the end of command number `n`, else that it was about to begin, at most once."""
         return self._facts.get(n)
 
 
-def describe(fact: Done | Fired) -> str:
+def describe(fact: Done | Fired | Intended) -> str:
     """Which command a fact is about, for people."""
-    return f"{fact.name}#{fact.n}" if isinstance(fact, Done) else f"timer#{fact.n}"
+    return f"timer#{fact.n}" if isinstance(fact, Fired) else f"{fact.name}#{fact.n}"

@@ -8,9 +8,9 @@ comes the next. The order of the events is all that an execution depends on, and
 were delivered before it. Commands that the body starts meanwhile are only remembered. When the journal is at its end,
 what is still open is handed out to be carried out, and the execution is live.
 
-**Divergence.** A command carries its name and a digest of its arguments, and so does its record. If they differ, or a
-record is about a command that was never started, nothing is delivered any more: `diverged` says what was recorded and
-what the code did instead.
+**Divergence.** A command carries its name and a digest of its arguments, and so does its record, also that of an intent
+to run it at most once. If they differ, or such a record is about a command that was never started, nothing is delivered
+any more: `diverged` says what was recorded and what the code did instead.
 """
 
 from __future__ import annotations
@@ -262,7 +262,7 @@ class Machine:
         command = Command(self._number(), work, self)
         recorded = None if self.is_live else self._history.fact(command.n)
         if recorded is not None and not _matches(recorded, work):
-            is_other = isinstance(recorded, Done) and recorded.name == work.name
+            is_other = not isinstance(recorded, Fired) and recorded.name == work.name
             self._diverge(recorded, f"started {command}{' with other arguments' if is_other else ''}")
             return command.future
         self._commands[command.n] = command
@@ -416,6 +416,9 @@ class Machine:
     def _keep(self, fact: Intended | Retrying | Beat) -> None:
         command = self._commands.get(fact.n)
         if command is None:
+            # what was started was compared there; and the body may have given it up since
+            if isinstance(fact, Intended) and fact.n >= self.next_n:
+                self._diverge(fact)
             return
         match fact:
             case Intended():
@@ -425,7 +428,7 @@ class Machine:
             case Beat():
                 command.said = fact
 
-    def _diverge(self, recorded: Done | Fired, started: str = "") -> None:
+    def _diverge(self, recorded: Done | Fired | Intended, started: str = "") -> None:
         if self.diverged is None:
             command = self._commands.get(recorded.n)
             did = started or (f"started {command}" if command is not None else "did not start it")
@@ -444,5 +447,5 @@ def _settle(condition: Callable[[], bool], future: FlowFuture[None]) -> bool:
     return is_over
 
 
-def _matches(recorded: Done | Fired, work: Work) -> bool:
-    return isinstance(recorded, Done) and (recorded.name, recorded.digest) == (work.name, work.digest)
+def _matches(recorded: Done | Fired | Intended, work: Work) -> bool:
+    return not isinstance(recorded, Fired) and (recorded.name, recorded.digest) == (work.name, work.digest)

@@ -9,7 +9,7 @@ import boki.testing
 from boki import InvalidArgument
 from boki.libs.bokiflow import StepFailed, step, workflow
 from boki.libs.bokiflow.refusals import NotDeterministic
-from tests.libs.bokiflow.crashes import Stuck, World
+from tests.libs.bokiflow.crashes import Death, Stuck, World, timer
 
 CALLS: Counter[str] = Counter()
 
@@ -68,6 +68,53 @@ async def test_a_body_that_ends_early_diverges() -> None:
     await world.run(total, 3)
     with pytest.raises(Stuck, match=r"recorded was add#2, and the code did not start it"):
         await world.run(total, 2)
+
+
+def make_payment(later: str) -> tuple[World, Any]:
+    """A workflow whose process dies in a step that runs at most once, and whose code is another one from then on."""
+    world = World()
+
+    @step(at_most_once=True)
+    async def charge(n: int) -> None:
+        await world.do(f"charge {n}", step.key)
+
+    @step(at_most_once=True)
+    async def refund(n: int) -> None:
+        await world.do(f"refund {n}", step.key)
+
+    @workflow
+    async def pays(n: int) -> str:
+        match later if world.appends else "charge":
+            case "charge":
+                await charge(n)
+            case "refund":
+                await refund(n)
+            case "charge more":
+                await charge(n + 1)
+            case "wait":
+                await timer(60)
+            case "nothing":
+                pass
+        return "paid"
+
+    return world, pays
+
+
+@pytest.mark.parametrize(
+    ("later", "did"),
+    [
+        ("refund", "started refund#0"),
+        ("charge more", "started charge#0 with other arguments"),
+        ("wait", "started timer#0"),
+        ("nothing", "did not start it"),
+    ],
+)
+async def test_an_intent_diverges_as_an_outcome_does(later: str, did: str) -> None:
+    """The outcome of the charge is unknown, so a replay that starts something else, or nothing, is stopped."""
+    world, pays = make_payment(later)
+    with pytest.raises(Stuck, match=f"paused: .*recorded was charge#0, and the code {did}"):
+        await world.run(pays, 7, death=Death(boundary=1))
+    assert not world.effects
 
 
 async def test_steps_outside_of_workflows_are_refused() -> None:

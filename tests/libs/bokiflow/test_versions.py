@@ -16,6 +16,8 @@ from boki.books.calls.logged_calls import LoggedCalls
 from boki.dispatch.refusals import lost
 from boki.extending import Function, Suspend, failure_of, invocation_id_of, version_of
 from boki.libs.bokiflow import Diverged, Handle, Workflow, WorkflowEnded, flow, step, workflow
+from boki.libs.bokiflow.records import Entry, Intended, encode_entry, journal_tag
+from boki.libs.bokiflow.replaying import read_history
 from boki.libs.bokiflow.upgrading import Upgrade
 from boki.log.operations import Append
 from boki.protocol.calls import Call, CallChange, InvocationState, Move, Outcome
@@ -217,6 +219,23 @@ def test_an_upgrade_that_diverges_is_refused() -> None:
         assert await world.handle.result() == "first now"
 
     scenario(act, first, other)
+
+
+def test_an_upgrade_compares_intents() -> None:
+    """A step that was about to begin, at most once, is in the journal; code that does not start it is refused."""
+
+    async def act(world: Versions) -> None:
+        world.deployed = 2
+        handle, book = world.handle, world.context(a_user(97)).logbook_named("trips")
+        tag = journal_tag(handle.invocation_id)
+        history = await read_history(book, tag)
+        last = history.entries[-1]
+        intent = Entry(7, history.place, last.seen, last.at_us, Intended(1, "charge", b""), 0, history.life)
+        await book.append(encode_entry(intent), [tag])
+        with pytest.raises(Diverged, match=r"recorded was charge#1, and the code did not start it"):
+            await handle.upgrade()
+
+    scenario(act, first, second)
 
 
 def test_a_version_is_named_to_go_back() -> None:
