@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from contextvars import Context as Variables
 from functools import partial
 from typing import Any, Final, Protocol, assert_never
@@ -24,7 +25,7 @@ from boki.libs.bokiflow.journal import JournalWriter
 from boki.libs.bokiflow.keeping import Keeper
 from boki.libs.bokiflow.machine import Command, Machine
 from boki.libs.bokiflow.mailbox import note_of_answer
-from boki.libs.bokiflow.records import Beat, Fact, Intended, Result, Retrying, inbox_tag
+from boki.libs.bokiflow.records import Answered, Beat, Fact, Intended, Result, Retrying, inbox_tag
 from boki.libs.bokiflow.work import CallWork, StepWork, Works
 from boki.libs.fold.retrying import until_decided
 
@@ -146,7 +147,8 @@ class Carrier:
         if waits:
             self._keeper.record_before_effect()
         if machine.is_time_used and not work.is_pure:  # a run that begins again must have the same time, and chance
-            waits |= self._journal.begin(machine.seen, machine.now_us, machine.began_us)
+            self._journal.begin(machine.seen, machine.now_us, machine.began_us)
+            waits = waits or not self._journal.is_begin_durable  # the record of a pure step may say it, which can wait
         if waits:
             self._journal.seal()  # also the order of what has ended so far decides what follows
         if waits and not self._journal.is_firm:
@@ -204,9 +206,8 @@ class Carrier:
                 return True
         return False
 
-    async def answer(self) -> None:
-        """Send the answers to updates; under keys, because a replay makes them again."""
-        answers, self._machine.mailbox.answers = self._machine.mailbox.answers, []
+    async def answer(self, answers: Sequence[Answered]) -> None:
+        """Send these answers to updates; under keys, because a replay makes them again."""
         logbook, flow_id = self._ctx.logbook, self._ctx.invocation_id
         for answer in answers:
             key = f"flow-answer:{flow_id}:{answer.id}"

@@ -291,11 +291,7 @@ class Execution:
         if self._is_tried and (machine.mailbox.answers or machine.mailbox.is_listening):
             self.give_way()
             return
-        if machine.mailbox.answers:
-            self._keeper.record_before_effect()
-            self.journal.seal()
-            self.journal.flush()
-            self._send_answers()
+        self._send_answers()
         if self._keeper.is_busy and not machine.is_over:
             self._ask()
             return
@@ -383,8 +379,10 @@ class Execution:
 
     def _send_answers(self) -> None:
         """Answer updates once what they were answered with is certain."""
-        if self.machine.mailbox.answers and self.journal.is_firm:
-            self._spawn(self._carrier.answer())
+        mailbox = self.machine.mailbox
+        if mailbox.answers and self._keeper.make_certain():
+            answers, mailbox.answers = mailbox.answers, []  # those that come until the task begins are not certain yet
+            self._spawn(self._carrier.answer(answers))
 
     def _spawn(self, work: Any) -> None:
         task: asyncio.Task[None] = self._loop.create_task(work)

@@ -74,6 +74,8 @@ class JournalWriter:
         """Whether what is kept is to leave once all that was sent is durable."""
         self.is_begun = history.began_us > 0
         """Whether the journal says when the workflow began."""
+        self._begun_at = history.place
+        """The place behind the record that says so."""
         self.seen = max((entry.seen for entry in history.entries), default=0)
         """Up to which message of the inbox the journal says when they were delivered."""
         self.append_count = 0
@@ -93,6 +95,8 @@ class JournalWriter:
     def _place(self, fact: Fact, seen: int, at_us: int, began_us: int) -> None:
         started_us = 0 if self.is_begun else began_us
         entry = Entry(self._writer, self._base, seen, at_us, fact, started_us, self._life, self.read_at)
+        if not self.is_begun:
+            self._begun_at = self.place + 1
         self.is_begun, self.read_at, self.seen = True, 0, seen
         data = encode_entry(entry)
         self._sent[self.place] = data
@@ -105,6 +109,11 @@ class JournalWriter:
             return False
         self.add(Began(), seen, at_us, began_us)
         return True
+
+    @property
+    def is_begin_durable(self) -> bool:
+        """Whether it is durable when the workflow began."""
+        return self.is_begun and self.durable >= self._begun_at
 
     def note_seen(self, seen: int, at_us: int, began_us: int) -> None:
         """Record how far the inbox was read, so that a life after a kill in a pause does not read that again."""

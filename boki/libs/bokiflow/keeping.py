@@ -96,11 +96,21 @@ class Keeper:
     def record_before_effect(self) -> None:
         """What follows has an effect: record first what only this execution knows. That is as of where the body has
         read, and that a message came before the end of something else that was under way: another execution may have it
-        the other way round, and must not do the same under other numbers.
+        the other way round, and must not do the same under other numbers. It is also when the workflow began, if the
+        body has used its time: another execution would draw other random numbers.
         """
         machine, journal = self._machine, self._journal
         if (machine.position.is_chosen and journal.read_at) or machine.raced > journal.seen:
             journal.add(Began(), machine.seen, machine.now_us, machine.began_us)
+        elif machine.is_time_used:
+            journal.begin(machine.seen, machine.now_us, machine.began_us)
+
+    def make_certain(self) -> bool:
+        """Have all be durable that an answer depends on; whether it is."""
+        self.record_before_effect()
+        self._journal.seal()
+        self._journal.flush()
+        return self._journal.is_firm
 
     def _start(self, work: Coroutine[Any, Any, Callable[[], object]]) -> None:
         task = asyncio.get_running_loop().create_task(work)
