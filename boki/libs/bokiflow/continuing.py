@@ -26,8 +26,8 @@ async def record_continuation(
     """Record it at the end of the journal, and trim what stands in front of it."""
     number = history.continued.number + 1 if history.continued is not None else 1
     cursor, taken = machine.mailbox.cursor(machine.seen)
-    passed = {seqnum for seqnum in inbox.passed if seqnum > cursor} if taken or cursor < machine.seen else set()
-    taken = tuple(sorted({*taken, *passed}))
+    before = history.continued.taken if history.continued is not None else ()
+    taken = tuple(sorted(seqnum for seqnum in {*taken, *before, *inbox.passed} if seqnum > cursor))
     journal.add(Continued(payload, journal.place, number, taken), cursor, now_us, machine.began_us)
     journal.flush()
     await journal.rest()
