@@ -146,8 +146,9 @@ class Execution:
         """
         journal, machine = self.journal, self.machine
         tag = ended_tag(self._keep_s)
-        if not journal.finish(tag) and not self._history.has_ended:
-            journal.leave_end(machine.seen, machine.now_us, machine.began_us)
+        moment = machine.seen, machine.now_us, machine.began_us
+        if not journal.finish(tag, *moment) and not self._history.has_ended:
+            journal.leave_end(*moment)
         if not self._body.children and not hooks().replays and journal.leave():
             return
         journal.flush()

@@ -102,12 +102,18 @@ class History:
         self.marks: dict[str, Payload] = {}
         """Decisions, by name."""
         self.forgotten: list[tuple[int, int]] = []
-        """Between these seqnums of the inbox, requests to cancel, to pause and to resume were forgotten by a rewind."""
+        """Between these seqnums of the inbox, requests to cancel, to pause and to resume are not this life's: they were
+        forgotten by a rewind, or sent to an earlier life.
+        """
         self._scopes: tuple[tuple[int, str], ...] = ()
         self._heard = 0
         """The seqnum up to which the lives so far have read the inbox: a later life begins behind it."""
         self.has_ended = False
         """Whether the last record says that the workflow has ended."""
+        self.last_read_at = 0
+        """As of where the body read the log before it ended, if only the record of its end says so."""
+        self.has_begun = False
+        """Whether this life has run before, maybe without a record that is kept: nothing has to let it begin."""
 
     def fold(self, data: bytes, seqnum: int) -> Entry | None:
         """Take in the next record; the entry, if it counts."""
@@ -119,26 +125,26 @@ class History:
         elif entry is not None and not place:
             place = max(entry.base, 0)  # those of an earlier life were trimmed, if there were any
         self.place = place + 1
+        before = self.next_start - 1
         self.next_start = seqnum + 1
         if entry is None or not self._counts(entry, place):
             self._last = None  # the writer of the last one was refused here: what it writes next has a gap before it
             return None
         self._last = entry
-        self._apply(entry, seqnum)
+        self._apply(entry, seqnum, before)
         return entry
 
     def _counts(self, entry: Entry, place: int) -> bool:
         last = self._last
         return entry.base == place or (last is not None and (last.writer, last.base) == (entry.writer, entry.base))
 
-    def _apply(self, entry: Entry, seqnum: int) -> None:
+    def _apply(self, entry: Entry, seqnum: int, before: int) -> None:
+        """`before`: the seqnum of the record in front of it."""
         if isinstance(entry.fact, Rewound) and self.began_us:
             self._last_life = entry.life  # the new life has the history of the one before
         if entry.life != self._last_life or not self.began_us:
             self._last_life = entry.life
-            self.continued = None
-            self.cursor = self._heard
-            self.forgotten.clear()
+            self._begin_life(before)
             self._clear(entry.began_us)
         self._heard = max(self._heard, entry.seen, seqnum if isinstance(entry.fact, Ended) else 0)
         match entry.fact:
@@ -146,9 +152,11 @@ class History:
                 self.continued = entry.fact
                 self.cursor = entry.seen
                 self.trimmed_to = seqnum
+                self.has_begun = True
                 self._clear(entry.at_us)
                 return
             case Rewound():
+                self.has_begun = self.began_us > 0 and entry.began_us == 0
                 self._rewind(entry, entry.fact, seqnum)
                 return
             case Ended():
@@ -156,7 +164,17 @@ class History:
                 return
             case _:
                 pass
+        self.has_begun = True
         self._keep(entry, entry.stood_at or seqnum)
+
+    def _begin_life(self, before: int) -> None:
+        """Another life begins. What the earlier ones did not take of their messages is for it, but for requests to end
+        or to pause that stood in front of their last record: those were for the life that made it.
+        """
+        self.continued = None
+        self.cursor = self._heard
+        self.forgotten = [(self.cursor, before)] if before > self.cursor else []
+        self.has_begun = False
 
     def _keep(self, entry: Entry, seqnum: int) -> None:
         match entry.fact:
@@ -194,8 +212,7 @@ class History:
     def settle(self) -> None:
         """All was read: what is left of an earlier life only counts places."""
         if self._life is not None and self._last_life != self._life:
-            self.continued = None
-            self.cursor = self._heard
+            self._begin_life(self.next_start - 1)
             self._clear(0)
 
     @property

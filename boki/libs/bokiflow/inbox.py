@@ -37,7 +37,7 @@ def letter_of(data: bytes, seqnum: int, time_us: int) -> Letter | None:
 
 
 def is_forgotten(letter: Letter, forgotten: Sequence[tuple[int, int]]) -> bool:
-    """Whether a rewind has taken this request back: see `History.forgotten`."""
+    """Whether this request is not for the life that reads: see `History.forgotten`."""
     is_request = isinstance(letter.note, CancelRequested | Paused | Resumed)
     return is_request and any(low < letter.seqnum < high for low, high in forgotten)
 

@@ -129,8 +129,10 @@ class JournalWriter:
         if self._kept and self.firm > self.place - len(self._kept):
             self.flush()
 
-    def finish(self, tag: str) -> bool:
+    def finish(self, tag: str, seen: int, at_us: int, began_us: int) -> bool:
         """The workflow has ended: what was not sent yet has this tag, too. False if all was sent."""
+        if self._kept and seen > self.seen:  # else a later life would be given what was delivered since the last one
+            self.add(Ended(), seen, at_us, began_us)
         self._tags = [self._tag, tag]
         return bool(self._kept)
 

@@ -69,8 +69,8 @@ async def run_workflow(ctx: Context, workflow: Limited, arguments: tuple[Any, ..
     history = History(life) if is_first else await read_history(ctx.logbook, tag, life)
     if has_history and not history.place:  # what an earlier life had left may be trimmed
         history.place = await place_of(ctx.logbook, tag)
-    if limit is not None and not history.entries and history.continued is None:
-        await pass_gate(ctx, workflow.name, limit, arguments[0] if arguments else None, life)
+    if limit is not None and not history.has_begun:
+        await pass_gate(ctx, workflow, limit, arguments[0] if arguments else None, history)
     base = await read_base(ctx.logbook, ctx.invocation_id) if JOINS in attributes else None
     keep_s, has_begun, was_overtaken = kept_s(ctx, workflow.keep_s), False, False
     while True:

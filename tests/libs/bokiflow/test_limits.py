@@ -165,6 +165,82 @@ async def test_what_waits_can_be_cancelled_and_killed(boki_context: boki.testing
     assert RAN == ["0", "3"]
 
 
+async def cancelled_in_the_queue(ctx: boki.testing.Context) -> tuple[Handle[str], Handle[str]]:
+    """One that runs, and one that was cancelled while it waited for its turn."""
+    runs, waits = [await one_each.start(ctx, Order(), id=name) for name in ("runs", "waits")]
+    await ctx.clock.advance(1)
+    await waits.cancel("not wanted")
+    assert await results([waits]) == [""]
+    return runs, waits
+
+
+async def test_an_id_that_was_cancelled_in_the_queue_is_started_again(boki_context: boki.testing.Context) -> None:
+    """The request was for the life before; the new one has its turn, and can be cancelled in its turn."""
+    ctx = boki_context
+    await cancelled_in_the_queue(ctx)
+    again = await one_each.start(ctx, Order(), id="waits", if_ended="again")
+    await ctx.clock.advance(1)
+    assert (await again.status()).note.startswith("waits for its turn")
+    assert await again.result() == "waits"
+    await one_each.start(ctx, Order(), id="other")
+    once_more = await one_each.start(ctx, Order(), id="waits", if_ended="again")
+    await ctx.clock.advance(1)
+    await once_more.cancel("not wanted either")
+    with pytest.raises(Exception, match="not wanted either"):
+        await once_more.result()
+
+
+async def test_an_id_that_was_cancelled_in_its_turn_is_started_again(boki_context: boki.testing.Context) -> None:
+    """A workflow that ran and was cancelled leaves nothing that cancels the next one of its id."""
+    ctx = boki_context
+    for _ in range(2):
+        handle = await one_each.start(ctx, Order(), id="o", if_ended="again")
+        await ctx.clock.advance(1)
+        await handle.cancel("not wanted")
+        assert await results([handle]) == [""]
+    assert await (await one_each.start(ctx, Order(), id="o", if_ended="again")).result() == "o"
+
+
+@pytest.mark.parametrize("end", ["done", "cancelled"])
+async def test_a_rewound_workflow_does_not_ask_its_limit(boki_context: boki.testing.Context, end: str) -> None:
+    """Also in front of its first step: it was let begin once."""
+    ctx = boki_context
+    handle = await one_each.start(ctx, Order(), id="rewound")
+    await ctx.clock.advance(1)
+    if end == "cancelled":
+        await handle.cancel("not wanted")
+    await results([handle])
+    runs = await one_each.start(ctx, Order(seconds=1_000), id="runs")
+    await ctx.clock.advance(1)
+    assert await handle.rewind(0) == 0
+    assert await handle.result() == "rewound"
+    assert (await runs.status()).status == "suspended"
+
+
+async def test_a_fork_asks_its_limit_if_it_keeps_no_step(boki_context: boki.testing.Context) -> None:
+    """Else it is under way already."""
+    ctx = boki_context
+    handle = await one_each.start(ctx, Order(), id="first")
+    await handle.result()
+    runs = await one_each.start(ctx, Order(seconds=1_000), id="runs")
+    await ctx.clock.advance(1)
+    assert await (await handle.fork(1, id="continues")).result() == "continues"
+    assert (await runs.status()).status == "suspended"
+    whole = await handle.fork(0, id="begins")
+    await ctx.clock.advance(1)
+    assert (await whole.status()).note.startswith("waits for its turn")
+
+
+async def test_one_that_was_cancelled_in_the_queue_asks_when_it_is_rewound(boki_context: boki.testing.Context) -> None:
+    """It was never let begin."""
+    ctx = boki_context
+    runs, waits = await cancelled_in_the_queue(ctx)
+    assert await waits.rewind() == 0
+    await ctx.clock.advance(1)
+    assert (await waits.status()).note.startswith("waits for its turn")
+    assert await results([runs, waits]) == ["runs", "waits"]
+
+
 async def test_the_newest_is_cancelled_if_the_policy_says_so(boki_context: boki.testing.Context) -> None:
     """What comes while one runs is refused with the limit; what comes after it has ended begins."""
     ctx = boki_context

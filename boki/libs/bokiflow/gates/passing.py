@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NoReturn
 
-from boki import BokiError, Context
+from boki import BokiError, ConditionFailed, Context, Expect
 from boki.extending import ATTENDS, CallsById, Suspend, WakeOn
 from boki.libs.bokiflow.attending import Attending
 from boki.libs.bokiflow.beginning import has_ended
@@ -14,35 +15,46 @@ from boki.libs.bokiflow.gates.marks import FOR_ITS_TURN, PRIORITY, gate_id_of, k
 from boki.libs.bokiflow.gates.records import Admission, Asked, GateNote, GateRecord, gate_tag
 from boki.libs.bokiflow.gates.spec import Limit, describe
 from boki.libs.bokiflow.gates.state import Gate
-from boki.libs.bokiflow.records import CODEC, CancelRequested, inbox_tag, note_of
+from boki.libs.bokiflow.history import History
+from boki.libs.bokiflow.inbox import InboxReader
+from boki.libs.bokiflow.records import (
+    CODEC,
+    CancelRequested,
+    Ended,
+    Entry,
+    encode_entry,
+    ended_tag,
+    inbox_tag,
+    journal_tag,
+)
 from boki.libs.bokiflow.refusals import cancelled
-from boki.libs.fold.retrying import until_answered
+from boki.libs.bokiflow.replaying import Runnable
+from boki.libs.bokiflow.sweeping import kept_s
+from boki.libs.fold.retrying import until_answered, until_decided
 
-_PAGE_RECORDS: Final = 1_000
 _PAUSE_US: Final = 2_000_000
 """After an error that may pass."""
 _LOOKED_AT: Final = 100
 """Of this many workflows that were let begin last, an attendant that starts checks whether they have ended."""
 
 
-async def pass_gate(ctx: Context, workflow: str, limit: Limit, payload: Any, life: int) -> None:
+async def pass_gate(ctx: Context, runnable: Runnable, limit: Limit, payload: Any, history: History) -> None:
     """Return when the workflow may begin. `WorkflowCancelled`: it may not. Raises `Suspend` until that is decided."""
-    request, tag, start = f"{ctx.invocation_id}:{life:x}", inbox_tag(ctx.invocation_id), 0
-    while True:
-        page = await until_answered(partial(ctx.logbook.read, tag, start=start, limit=_PAGE_RECORDS))
-        if not page.records:
-            break
-        start = page.next_start
-        for record in page.records:
-            match note_of(record.data):
-                case Admission(admitted=admitted) if request in admitted:
-                    return
-                case Admission(refused=refused) if (why := dict(refused).get(request)) is not None:
-                    raise cancelled(workflow, why)
-                case CancelRequested(reason=reason):
-                    raise cancelled(workflow, reason)
-                case _:
-                    pass
+    workflow, request, tag = runnable.name, f"{ctx.invocation_id}:{history.life:x}", inbox_tag(ctx.invocation_id)
+    inbox = InboxReader(ctx.logbook, tag, history.cursor, (), lambda: None, history.forgotten)
+    await until_answered(inbox.read_to_end)
+    for letter in inbox.letters:
+        match letter.note:
+            case Admission(admitted=admitted) if request in admitted:
+                return
+            case Admission(refused=refused) if (why := dict(refused).get(request)) is not None:
+                await _record_end(ctx, history, kept_s(ctx, runnable.keep_s))
+                raise cancelled(workflow, why)
+            case CancelRequested(reason=reason):
+                await _record_end(ctx, history, kept_s(ctx, runnable.keep_s))
+                raise cancelled(workflow, reason)
+            case _:
+                pass
     chosen = CallsById(ctx).chosen
     attributes = {} if chosen is None else chosen.attributes
     key = key_of(limit, attributes, payload)
@@ -56,7 +68,21 @@ async def pass_gate(ctx: Context, workflow: str, limit: Limit, payload: Any, lif
         if not error.retryable and error.outcome != "unknown":
             raise
         again_us = clock_of(ctx).now_us() + _PAUSE_US  # all of it may be repeated
-    raise Suspend(again_us, [WakeOn(ctx.logbook.name, tag, start)], note[:200])
+    raise Suspend(again_us, [WakeOn(ctx.logbook.name, tag, inbox.next_start)], note[:200])
+
+
+async def _record_end(ctx: Context, history: History, keep_s: float) -> None:
+    """Record in the journal that this life has ended without having begun: a later one reads what comes behind that,
+    and is not cancelled by the same request.
+    """
+    if history.has_ended:
+        return  # the run that has recorded it was lost
+    tag = journal_tag(ctx.invocation_id)
+    entry = Entry(0, history.place, 0, clock_of(ctx).now_us(), Ended(), 0, history.life)
+    when = Expect(tag, count=history.place)
+    append = partial(ctx.logbook.append, encode_entry(entry), [tag, ended_tag(keep_s)], when=when)
+    with suppress(ConditionFailed):  # another run of the same life has recorded it
+        await until_decided(append, f"the end of workflow {ctx.invocation_id}")
 
 
 async def _start_attendant(ctx: Context, workflow: str, gate_id: str) -> None:

@@ -1,0 +1,107 @@
+"""Workflows that are started again under their id: what was asked of the life before is not asked of the new one."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import boki.testing
+from boki import BokiError
+from boki.libs.bokiflow import flow, step, workflow
+from boki.libs.bokiflow.history import History
+from boki.libs.bokiflow.records import Began, Ended, Entry, encode_entry
+
+
+@step(pure=True)
+async def square(n: int) -> int:
+    return n * n
+
+
+@workflow
+async def waits(n: int) -> str:
+    """Its last record, of a step that nothing waits for, was made before it is cancelled."""
+    await square(n)
+    await flow.receive("go")
+    return "went"
+
+
+@workflow
+async def stubborn(n: int) -> str:
+    """Does not end when it is cancelled, and has continued as new before."""
+    if n < 3:
+        flow.continue_as_new(n + 1)
+    said = "not asked"
+    try:
+        await flow.receive("go")
+    except asyncio.CancelledError:
+        said = "asked to end"
+    await flow.receive("go on")
+    return said
+
+
+async def test_a_request_that_ended_a_life_does_not_end_the_next(boki_context: boki.testing.Context) -> None:
+    """The end of the life before says what it was given, if nothing else was to be recorded."""
+    ctx = boki_context
+    for _ in range(2):
+        handle = await waits.start(ctx, 2, id="w", if_ended="again")
+        await handle.cancel("enough")
+        with pytest.raises(BokiError, match="enough"):
+            await handle.result()
+    handle = await waits.start(ctx, 2, id="w", if_ended="again")
+    await handle.signal("go")
+    assert await handle.result() == "went"
+
+
+async def test_a_request_to_one_that_was_killed_then_is_not_for_the_next(boki_context: boki.testing.Context) -> None:
+    """It stands in front of the last record of the life before. That stays so when the new one continues as new."""
+    ctx = boki_context
+    handle = await stubborn.start(ctx, 0, id="s")
+    await ctx.clock.advance(5)
+    await handle.cancel("enough")
+    await ctx.clock.advance(5)
+    await handle.kill()
+    await ctx.clock.advance(10)
+    handle = await stubborn.start(ctx, 0, id="s", if_ended="again")
+    await ctx.clock.advance(5)
+    await handle.signal("go")
+    await handle.signal("go on")
+    assert await handle.result() == "not asked"
+
+
+def test_what_an_earlier_life_was_asked_is_forgotten() -> None:
+    """Up to its last record, whether that counts or not, and alike before and behind the new life's first one."""
+    history = History(2)
+    history.fold(encode_entry(Entry(1, 0, 4, 1, Began(), 1, 1)), 10)
+    history.fold(encode_entry(Entry(0, -1, 0, 0, Ended())), 30)
+    history.settle()
+    assert (history.cursor, history.forgotten, history.has_begun) == (4, [(4, 30)], False)
+    history.fold(encode_entry(Entry(2, 2, 0, 5, Began(), 5, 2)), 40)
+    history.settle()
+    assert (history.cursor, history.forgotten, history.has_begun) == (4, [(4, 30)], True)
+
+
+@workflow
+async def hurries(n: int) -> list[int]:
+    """Takes a signal beside one that it leaves, then continues as new twice, without a look at its messages."""
+    if n == 0:
+        await flow.receive("taken")
+    if n < 2:
+        flow.continue_as_new(n + 1)
+    await flow.receive("left")
+    found: list[int] = []
+    flow.on_signal("taken", found.append)
+    await flow.receive("end")
+    return found
+
+
+async def test_what_was_taken_stays_taken_over_two_continuations(boki_context: boki.testing.Context) -> None:
+    """The second one has read no messages, and passes on which of them were taken."""
+    ctx = boki_context
+    handle = hurries.handle(ctx, "h")
+    for name in ("left", "taken"):
+        await handle.signal(name, 7)
+    await hurries.start(ctx, 0, id="h")
+    await ctx.clock.advance(5)
+    await handle.signal("end")
+    assert await handle.result() == []
