@@ -19,6 +19,7 @@ from boki.cli.app import app
 from boki.config.loading import DevConfig
 from boki.launch.child import Child
 from boki.libs.bokiflow import BlockingFlowClient, FlowClient, NoSuchWorkflow, WorkflowEnded, workflow
+from boki.libs.bokiflow.face.check_commands import IN_PART
 from boki.libs.bokiflow.face.requests import Flows
 from tests.unasync import FLOW_FOLDER, FLOW_TWINS, plain_client
 
@@ -77,6 +78,11 @@ async def greet(who: str) -> str:
 async def wait_a_year() -> None:
     await book_hotel("Paris")
     await flow.sleep(365 * 24 * 3600)
+
+
+@workflow(book="trips")
+async def reads_the_room() -> str:
+    return await book_hotel(await flow.store.read("room", default="Rome"))
 
 
 @function
@@ -261,6 +267,30 @@ def test_new_code_is_checked_against_recorded_workflows(url: str, tmp_path: Path
         done = CliRunner().invoke(app, words)
         assert done.exit_code == code, done.output
         assert said in " ".join(done.output.split())
+
+
+def test_what_the_code_reads_is_recorded_with_it(url: str, tmp_path: Path) -> None:
+    """Without it the check ends at the read, says so, and has an exit code of its own."""
+    functions, history = tmp_path / "functions_that_read", tmp_path / "history"
+    functions.mkdir()
+    history.mkdir()
+    (functions / "trips_that_read.py").write_text(WORKFLOWS)
+    boki(url, "start", "reads_the_room", "--id", "reads")
+    until(url, "reads_the_room", "reads", "done")
+    words = ["flow", "check", "--history", str(history), "--functions", str(functions)]
+    (history / "room.json").write_text(boki(url, "record", "reads_the_room", "reads").stdout)
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == IN_PART, done.output
+    said = " ".join(done.output.split())
+    assert "room.json: checked in part, 0 of 2 records: it reads object room" in said
+    assert "1 workflow replayed, 0 would be paused, 1 checked in part" in said
+    found = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
+    assert (found["problem"], found["is_whole"], found["unread"]) == ("", False, "object room")
+    with_reads = boki(url, "record", "reads_the_room", "reads", "--functions", str(functions)).stdout
+    (history / "room.json").write_text(with_reads)
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert "1 workflow replayed, 0 would be paused" in " ".join(done.output.split())
 
 
 def test_schedules(url: str) -> None:

@@ -33,6 +33,10 @@ from boki.libs.fold.steps import ReadPage, Steps
 class Question(Protocol):
     """Something to be read."""
 
+    @property
+    def subject(self) -> str:
+        """What is read, for people."""
+
     def ask(self, way: Way, position: int) -> Steps[Any]:
         """The answer as of that seqnum; `Trimmed` if that is not in the log any more."""
 
@@ -41,6 +45,7 @@ class Look:
     """A query of an object."""
 
     def __init__(self, name: str, query: Query) -> None:
+        self.subject = f"object {name}"
         self._name = name
         self._query = query
 
@@ -54,6 +59,7 @@ class VersionAt:
     """The version of an object."""
 
     def __init__(self, name: str) -> None:
+        self.subject = f"object {name}"
         self._name = name
 
     def ask(self, way: Way, position: int) -> Steps[int]:
@@ -67,6 +73,7 @@ class Load:
     """Objects for a transaction, which reads all of them as of the moment of its first one."""
 
     def __init__(self, txn: Draft, names: Sequence[str]) -> None:
+        self.subject = f"object {', '.join(names)} in a transaction" if names else "the moment of a transaction"
         self._txn = txn
         self._names = names
 
@@ -82,6 +89,7 @@ class ReadLog:
     """A page of a tag of the LogBook, or its last record."""
 
     def __init__(self, tag: str | None, start: int, stop: int | None, limit: int) -> None:
+        self.subject = _log(tag)
         self._read = ReadPage(tag, start, stop, limit)
 
     def ask(self, way: Way, position: int) -> Steps[Page]:  # noqa: ARG002
@@ -95,6 +103,7 @@ class ReadLast:
     """The last record of a tag of the LogBook."""
 
     def __init__(self, tag: str | None) -> None:
+        self.subject = _log(tag)
         self._tag = tag
 
     def ask(self, way: Way, position: int) -> Steps[Record | None]:  # noqa: ARG002
@@ -227,3 +236,7 @@ class CommitWork(StoreWork):
         """See `StoreWork`."""
         assert self._txn.core is not None, "it was prepared"
         yield from self._txn.core.rebase()
+
+
+def _log(tag: str | None) -> str:
+    return "the LogBook" if tag is None else f"tag {tag} of the LogBook"

@@ -1,55 +1,115 @@
-"""Whether the code of a workflow still does what a recorded one did: a replay that carries out nothing."""
+"""Whether the code of a workflow still does what a recorded one did: a replay that carries out nothing.
+
+What the code reads of a store or of the log is not in the journal. If it was recorded beside that, the replay continues
+behind the read. Else it ends there, and what was recorded after it is not checked.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from typing import Final
+from collections.abc import Iterator
+from typing import Any
 
-from boki.extending import Function, Payload
+import msgspec
+
+from boki.extending import Function
 from boki.libs.bokiflow.body import Body
 from boki.libs.bokiflow.inbox import Letter, is_forgotten, letter_of
-from boki.libs.bokiflow.recorded import Recorded
+from boki.libs.bokiflow.joins import JoinRecord
+from boki.libs.bokiflow.loop import FlowFuture
+from boki.libs.bokiflow.machine import Machine
+from boki.libs.bokiflow.reads import KnownWay, NotRecordedError, Reads
+from boki.libs.bokiflow.recorded import NO_PAYLOAD, Recorded
+from boki.libs.bokiflow.records import CODEC
 from boki.libs.bokiflow.refusals import Diverged, diverged
-from boki.libs.bokiflow.replaying import Runnable, between_tasks, prepared, replay
-
-_NO_PAYLOAD: Final = Payload("bytes", b"")
+from boki.libs.bokiflow.replaying import Runnable, between_tasks, join, prepared, replay
 
 
-async def check(workflow: Runnable, recorded: Recorded) -> Diverged | None:
-    """How this code diverges from what is recorded; None: it does not.
+class Checked(msgspec.Struct, frozen=True, kw_only=True):
+    """What a check has found."""
 
-    The code runs up to the end of the record, or to where it first reads a store or a LogBook, which are not in the
-    file. Steps are not run, and their recorded outcomes are what the code gets.
-    `InvalidArgument` if the payload that is recorded, or that none is, does not fit the code.
+    diverged: Diverged | None
+    """How the code diverges from what is recorded; None: it does not, as far as that was checked."""
+    replayed: int
+    """Records of the journal that were replayed."""
+    recorded: int
+    """Records of the journal."""
+    unread: str
+    """What the code reads at the point where the check ended, because the file does not hold it; "": it did not."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all was checked, or a divergence was found before."""
+        return self.diverged is not None or not self.unread
+
+
+async def check(workflow: Runnable, recorded: Recorded) -> Checked:
+    """Replay what is recorded with this code.
+
+    Steps are not run, and their recorded outcomes are what the code gets. `InvalidArgument` if the payload that is
+    recorded, or that none is, does not fit the code.
     """
     history = recorded.history()
     begun_with = history.continued.payload if history.continued is not None else recorded.payload
-    arguments = Function.of(workflow).arguments(begun_with or _NO_PAYLOAD)  # type: ignore[arg-type]
+    arguments = Function.of(workflow).arguments(begun_with or NO_PAYLOAD)  # type: ignore[arg-type]
     letters = _letters(recorded)
     body = Body(history.scopes(recorded.invocation), recorded.id, recorded.book, workflow.fn, arguments)
+    _join(body, recorded)
     machine, context = prepared(body, workflow.name, history)
+    reads = recorded.reads or Reads(end=0)
+    way = KnownWay(recorded.book, reads)
 
-    def run() -> Diverged | None:
-        def hand_over(letter: Letter) -> None:
-            machine.deliver(*letter)
+    def hand_over(letter: Letter) -> None:
+        machine.deliver(*letter)
 
-        for _ in replay(machine, history, letters, 0, context, hand_over):
-            return machine.diverged  # it reads the log, which is not here: so far it does what is recorded
-        while letters and not machine.is_over and not machine.is_reading:
-            hand_over(letters.popleft())  # behind the last record: nothing had to be recorded after them
-        if machine.is_reading:
-            return machine.diverged
-        if machine.diverged is not None:
-            return machine.diverged
-        if recorded.has_ended and not machine.is_over:
+    def all_of_it() -> Iterator[None]:
+        yield from replay(machine, history, letters, 0, context, hand_over)
+        while letters and not machine.is_over:  # behind the last record: nothing had to be recorded after them
+            hand_over(letters.popleft())
+            while machine.is_reading:
+                yield
+
+    def run() -> Checked:
+        unread = ""
+        for _ in all_of_it():
+            unread = _answer(machine, way, reads.end)
+            if unread:
+                break
+        found = machine.diverged
+        if found is None and not unread and recorded.has_ended and not machine.is_over:
             waits = ", ".join(map(str, machine.open_commands)) or "a timer or a message"
-            return diverged(workflow.name, "the end of the workflow", f"waits for {waits}")
-        return None
+            found = diverged(workflow.name, "the end of the workflow", f"waits for {waits}")
+        return Checked(diverged=found, replayed=machine.replayed, recorded=len(history.entries), unread=unread)
 
     try:
         return await between_tasks(run)
     finally:
         machine.put_away()
+
+
+def _answer(machine: Machine, way: KnownWay, end: int) -> str:
+    """Answer what the body asks, as its execution would; what it reads if the file does not hold it."""
+    position, questions = machine.position, machine.take_questions()
+    if not (position.recorded or position.seqnum):
+        if not end:
+            return str(questions[0][0].subject)
+        position.choose(end)
+    at = max(position.recorded or position.seqnum, machine.seen_at)
+    answers: list[tuple[FlowFuture[Any], Any, Exception | None]] = []
+    for question, future in questions:
+        try:
+            answers.append((future, *way.answer(question, at)))
+        except NotRecordedError:
+            return str(question.subject)
+    machine.answer(answers)
+    return ""
+
+
+def _join(body: Body, recorded: Recorded) -> None:
+    """Have it work in the transaction of its parent, if it has joined that."""
+    first = CODEC.own(recorded.inbox[0].data) if recorded.inbox else None
+    if isinstance(first, JoinRecord):
+        join(body, first.base)
 
 
 def _letters(recorded: Recorded) -> deque[Letter]:

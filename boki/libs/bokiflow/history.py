@@ -160,7 +160,7 @@ class History:
                 self._rewind(entry, entry.fact, seqnum)
                 return
             case Ended():
-                self.has_ended = True  # a rewind may continue behind it
+                self.has_ended, self.last_read_at = True, entry.read_at  # a rewind may continue behind it
                 return
             case _:
                 pass
@@ -186,7 +186,7 @@ class History:
                 pass
         self.entries.append(entry)
         self.seqnums.append(seqnum)
-        self.has_ended = False
+        self.has_ended, self.last_read_at = False, 0
 
     def _rewind(self, entry: Entry, fact: Rewound, seqnum: int) -> None:
         """Forget what came after the cut. The workflow's time continues from the rewind: its timers are not overdue."""
@@ -207,7 +207,7 @@ class History:
         self._facts.clear()
         self.marks.clear()
         self._scopes = ()
-        self.has_ended = False
+        self.has_ended, self.last_read_at = False, 0
 
     def settle(self) -> None:
         """All was read: what is left of an earlier life only counts places."""

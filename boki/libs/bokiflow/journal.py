@@ -138,7 +138,8 @@ class JournalWriter:
 
     def leave_end(self, seen: int, at_us: int, began_us: int) -> None:
         """Have the engine append a record of the end with the end of the run, if it can: nothing waits for it."""
-        entry = Entry(self._writer, self._base, seen, at_us, Ended(), 0 if self.is_begun else began_us, self._life)
+        started_us = 0 if self.is_begun else began_us
+        entry = Entry(self._writer, self._base, seen, at_us, Ended(), started_us, self._life, self.read_at)
         leave_append(self._logbook, [encode_entry(entry)], self._tags, Expect(self._tag, count=self.place))
 
     def leave(self) -> bool:

@@ -121,6 +121,8 @@ class Machine:
         """Whether the body depends on when it began: that must be certain before it has an effect."""
         self.event_count = 0
         """Ends of commands, since the body began."""
+        self.replayed = 0
+        """Records of the journal that were replayed."""
         self.is_live = False
         self.is_at_end = not history.entries
         """Whether the journal has nothing more to replay."""
@@ -161,6 +163,7 @@ class Machine:
     def replay(self, entry: Entry, seqnum: int) -> None:
         """The next record of the journal. Messages up to its `seen` were delivered before."""
         if self.diverged is None:
+            self.replayed += 1
             self.is_at_end = entry is self._history.entries[-1]
             if self.apply(entry.fact, entry.at_us):
                 self.position.moved(seqnum)

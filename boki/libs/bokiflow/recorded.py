@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from contextvars import Context as Variables
 from typing import Final
 
 import msgspec
 
-from boki import CorruptData, LogBook, Record
+from boki import CorruptData, LogBook, Record, Trimmed
 from boki.extending import Payload
 from boki.libs.bokiflow.history import History
+from boki.libs.bokiflow.machine import Machine
+from boki.libs.bokiflow.reads import NotingWay, Reads
 from boki.libs.bokiflow.records import inbox_tag, journal_tag
-from boki.libs.bokiflow.replaying import recorded_payload
+from boki.libs.bokiflow.replaying import Runnable, at_the_end, recorded_payload
 
 VERSION: Final = 1
+NO_PAYLOAD: Final = Payload("bytes", b"")
+"""What a workflow begins with that takes no payload."""
 _PAGE_RECORDS: Final = 1_000
 
 
@@ -38,6 +44,8 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     """What it was started with; None: nothing."""
     journal: tuple[RecordedRecord, ...]
     inbox: tuple[RecordedRecord, ...]
+    reads: Reads | None = None
+    """What its code has read of stores and of the log, if it was recorded with that."""
 
     def history(self) -> History:
         """The journal, folded."""
@@ -74,8 +82,12 @@ async def record(
     *,
     has_ended: bool,
     payload: Payload | None = None,
+    code: Runnable | None = None,
 ) -> Recorded:
-    """Read a workflow's journal and inbox. `payload` is what it was started with, where the journal does not say it."""
+    """Read a workflow's journal and inbox. `payload` is what it was started with, where the journal does not say it.
+
+    `code`: a replay of it finds what it reads of stores and of the log, which is recorded, too.
+    """
     journal = _as_recorded(await _read(logbook, journal_tag(invocation_id)))
     inbox = _as_recorded(await _read(logbook, inbox_tag(invocation_id)))
     found = Recorded(
@@ -88,7 +100,26 @@ async def record(
         journal=journal,
         inbox=inbox,
     )
-    return found if payload is not None else msgspec.structs.replace(found, payload=recorded_payload(found.history()))
+    history = found.history()
+    begun_with = payload or recorded_payload(history)
+    reads = None if code is None else await _reads(logbook, code, found, history, begun_with)
+    return msgspec.structs.replace(found, payload=begun_with, reads=reads)
+
+
+async def _reads(
+    logbook: LogBook, code: Runnable, found: Recorded, history: History, begun_with: Payload | None
+) -> Reads:
+    """What the code reads in a replay. What was trimmed since is missing, and a check ends there."""
+    way, end = NotingWay(logbook), 0
+    given = history.continued.payload if history.continued is not None else begun_with or NO_PAYLOAD
+    with suppress(Trimmed):
+        end = await at_the_end(logbook, code, found.invocation, found.id, history, given, _end, way)
+    return way.reads(end)
+
+
+def _end(machine: Machine, _variables: Variables) -> int:
+    """Where the replay has taken the log to end; 0: it did not have to."""
+    return machine.position.seqnum if machine.position.is_chosen else 0
 
 
 async def _read(logbook: LogBook, tag: str) -> list[Record]:

@@ -76,7 +76,7 @@ def replay(
     """Bring the machine to the end of the journal. Continue with it between tasks of the running loop; it stops
     wherever the body has asked something of the log, to be answered first.
     """
-    read_at = [entry.read_at for entry in history.entries] + [0]
+    read_at = [entry.read_at for entry in history.entries] + [history.last_read_at]
     machine.seen = machine.seen_at = history.cursor
     machine.position.recorded = read_at[0]
     machine.begin(history.began_us or now_us, context)
@@ -142,8 +142,12 @@ async def at_the_end(
     history: History,
     begun_with: Payload,
     look: Callable[[Machine, Variables], T],
+    way: Way | None = None,
 ) -> T:
-    """What `look` finds where the journal and the inbox end, by a replay in this process. Nothing else happens."""
+    """What `look` finds where the journal and the inbox end, by a replay in this process. Nothing else happens.
+
+    `way`: what the body reads by; None: one of its own.
+    """
     taken = history.continued.taken if history.continued is not None else ()
     inbox = InboxReader(logbook, inbox_tag(invocation_id), history.cursor, taken, _nothing, history.forgotten)
     await inbox.read_to_end()
@@ -163,10 +167,10 @@ async def at_the_end(
             hand_over(inbox.letters.popleft())
             yield from _questions(machine)
 
-    replaying, way = all_of_it(), Way(logbook)
+    replaying, reads_by = all_of_it(), way or Way(logbook)
     try:
         while await between_tasks(lambda: next(replaying, _OVER)) is not _OVER:
-            await _answer(machine, way)
+            await _answer(machine, reads_by)
         return await between_tasks(partial(look, machine, context))
     finally:
         machine.put_away()

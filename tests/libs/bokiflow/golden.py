@@ -12,10 +12,11 @@ from typing import Any
 
 import boki.testing
 from boki import BokiError, Retry
-from boki.extending import Function
-from boki.libs.bokiflow import Handle, Limit, OutcomeUnknown, Workflow, flow, step, workflow
+from boki.extending import Function, calls_reporting_to, ends_of
+from boki.libs.bokiflow import Handle, Limit, OutcomeUnknown, StepFailed, Workflow, flow, step, workflow
 from boki.libs.bokiflow.recorded import Recorded, encode, record
 from tests.libs.bokiflow.golden_blocking import blocking, halve
+from tests.libs.bokiflow.golden_state import cond_writes, joined, joins, log_reads, store_reads, transaction
 
 FOLDER = Path(__file__).parent / "histories"
 
@@ -188,10 +189,55 @@ async def rewound(n: int) -> int:
     return await double(await square(await put(n)))
 
 
+@step(retry=Retry(attempts=2, first_s=1, jitter=0))
+async def beat(n: int) -> int:
+    if step.details is None:
+        step.heartbeat(n)
+        raise ConnectionError("not yet")
+    found: int = step.details
+    return found
+
+
+@step(timeout_s=5)
+async def slow(_n: int) -> None:
+    await asyncio.Event().wait()
+
+
+@workflow
+async def heartbeats(n: int) -> int:
+    return await double(await beat(n))
+
+
+@workflow
+async def step_timeouts(n: int) -> int:
+    try:
+        await slow(n)
+    except StepFailed:
+        n += 1
+    return await double(n)
+
+
+@workflow
+async def signal_handlers(n: int) -> list[int]:
+    got: list[int] = []
+
+    async def take(more: int) -> None:
+        got.append(await double(more))
+
+    flow.on_signal("more", take)
+    await flow.wait_for(lambda: len(got) >= n)
+    return got
+
+
+@workflow
+async def scheduled(n: int) -> str:
+    return f"{await double(n)} of {flow.id}"
+
+
 async def _say(handle: Handle[Any]) -> None:
     """What others say to the workflow while it runs: to each what it waits for."""
     match handle.workflow:
-        case "signals":
+        case "signals" | "signal_handlers":
             for number in range(3):
                 await handle.signal("more", number)
         case "updates":
@@ -214,6 +260,8 @@ FEATURES: dict[str, Workflow[int, Any]] = {
         *(steps, together, task_group, timers, at_most_once, retries, compensations),
         *(signals, updates, promises, chance, patches, children, again, blocking),
         *(locks, writes, limited, cancels, rewound),
+        *(heartbeats, step_timeouts, signal_handlers, scheduled),
+        *(transaction, store_reads, log_reads, cond_writes, joins, joined),
     )
 }
 """Each is started with 3."""
@@ -222,18 +270,35 @@ FEATURES: dict[str, Workflow[int, Any]] = {
 async def recorded(name: str) -> Recorded:
     """Run that workflow, and record it."""
     async with boki.testing.context() as ctx:
-        handle = await FEATURES[name].start(ctx, 3, id="golden")
+        handle = await _begun(ctx, name)
         await _say(handle)
         try:
             await handle.result()
         except BokiError:
             assert name in ("compensations", "cancels")
+        flow_id, run = handle.id, handle.invocation_id
+        if name == "joined":
+            [run] = await calls_reporting_to(ctx.logbook_named(ends_of(run).book), run)
+            flow_id = run
         return await record(
             ctx.logbook_named((await handle.status()).book),
-            *(name, handle.id, handle.invocation_id),
+            *(name, flow_id, run),
             has_ended=True,
             payload=Function.of(FEATURES[name]).encode_payload(3),
+            code=FEATURES[name],
         )
+
+
+async def _begun(ctx: boki.testing.Context, name: str) -> Handle[Any]:
+    """The workflow, or who calls it."""
+    if name == "scheduled":
+        schedule = await scheduled.schedule(ctx, 3, id="golden", cron="0 0 1 1 *")
+        handle = scheduled.handle(ctx, await schedule.trigger(key="now"))
+        await ctx.clock.advance(1)
+        return handle
+    if name == "log_reads":
+        await ctx.logbook.append(b"7", ["notes"])
+    return await FEATURES["joins" if name == "joined" else name].start(ctx, 3, id="golden")
 
 
 async def _record_missing() -> None:

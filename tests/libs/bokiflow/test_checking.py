@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 import boki.testing
@@ -12,7 +13,17 @@ from boki.extending import Function
 from boki.libs.bokiflow import Workflow, flow, step, workflow
 from boki.libs.bokiflow.checking import check
 from boki.libs.bokiflow.recorded import Recorded, decode, encode, record
-from tests.libs.bokiflow.golden import FEATURES, FOLDER, recorded
+from boki.libs.bokistore import Store
+from tests.libs.bokiflow.golden import FEATURES, FOLDER, put, recorded
+from tests.libs.bokiflow.golden_state import triple
+
+
+async def check_whole(code: Workflow[Any, Any], found: Recorded) -> None:
+    """All that is recorded was replayed, and the code does the same."""
+    checked = await check(code, found)
+    assert checked.diverged is None
+    assert checked.is_whole
+    assert checked.replayed == checked.recorded
 
 
 @pytest.mark.parametrize("name", sorted(FEATURES))
@@ -21,7 +32,7 @@ async def test_golden_histories_replay(name: str) -> None:
     path = FOLDER / f"{name}.json"
     found = decode(path.read_bytes(), path.name)
     assert found.journal
-    assert await check(FEATURES[name], found) is None
+    await check_whole(FEATURES[name], found)
 
 
 @pytest.mark.parametrize("name", sorted(FEATURES))
@@ -29,7 +40,93 @@ async def test_what_is_recorded_now_replays(name: str) -> None:
     """The way through the file changes nothing."""
     found = await recorded(name)
     assert decode(encode(found), "a file") == found
-    assert await check(FEATURES[name], found) is None
+    await check_whole(FEATURES[name], found)
+
+
+@pytest.mark.parametrize(
+    ("name", "unread"),
+    [
+        ("transaction", "object seats in a transaction"),
+        ("store_reads", "object room"),
+        ("log_reads", "tag notes of the LogBook"),
+        ("joined", "object room in a transaction"),
+        ("joins", "object room in a transaction"),
+    ],
+)
+async def test_a_record_without_what_was_read_is_checked_in_part(name: str, unread: str) -> None:
+    """As far as the first read, which is named: what came behind it may diverge, and nobody would know."""
+    found = await recorded(name)
+    assert found.reads is not None
+    checked = await check(FEATURES[name], msgspec.structs.replace(found, reads=None))
+    assert checked.diverged is None
+    assert not checked.is_whole
+    assert (checked.unread, checked.replayed) == (unread, 0)
+    assert checked.recorded
+
+
+@workflow(name="store_reads")
+async def reads_less(n: int) -> int:
+    missing = await flow.store.read("room", default=n)
+    await flow.store.write("room", await triple(missing))
+    return await triple(await flow.store.read("room") + 1)
+
+
+@workflow(name="store_reads")
+async def reads_another(n: int) -> int:
+    missing = await flow.store.read("hall", default=n)
+    await flow.store.write("room", await triple(missing))
+    return await triple(await flow.store.read("room"))
+
+
+@workflow
+async def reads_and_ends(n: int) -> int:
+    found: int = await flow.store.read("room", default=0)
+    return await triple(n) if found else n
+
+
+async def test_what_was_read_before_the_end_stays_so(boki_context: boki.testing.Context) -> None:
+    """Nothing was recorded but the end, which says as of where the body has read: the store has changed since."""
+    ctx = boki_context
+    handle = await reads_and_ends.start(ctx, 3)
+    assert await handle.result() == 3
+    await Store(ctx).object("room").set("", 7)
+    payload = Function.of(reads_and_ends).encode_payload(3)
+    logbook = ctx.logbook_named((await handle.status()).book)
+    names = "reads_and_ends", handle.id, handle.invocation_id
+    found = await record(logbook, *names, has_ended=True, payload=payload, code=reads_and_ends)
+    await check_whole(reads_and_ends, found)
+
+
+async def test_a_change_behind_a_read_is_found() -> None:
+    """The file holds what was read, so the check continues; not behind a read of something else."""
+    found = await recorded("store_reads")
+    checked = await check(reads_less, found)
+    assert checked.diverged is not None
+    assert checked.diverged.details["started"] == "started triple#2 with other arguments"
+    other = await check(reads_another, found)
+    assert (other.diverged, other.unread, other.is_whole) == (None, "object hall", False)
+
+
+@workflow(name="at_most_once")
+async def puts_instead(n: int) -> int:
+    return await put(n)
+
+
+@workflow(name="at_most_once")
+async def does_nothing(n: int) -> int:
+    return n
+
+
+@pytest.mark.parametrize(("code", "does"), [(puts_instead, "started put#0"), (does_nothing, "did not start it")])
+async def test_an_intent_without_an_outcome_is_compared(code: Workflow[int, int], does: str) -> None:
+    """A step that runs at most once may have run: code that does not start it is found."""
+    path = FOLDER / "at_most_once.json"
+    whole = decode(path.read_bytes(), path.name)
+    begun = msgspec.structs.replace(whole, journal=whole.journal[:1], has_ended=False)
+    await check_whole(FEATURES["at_most_once"], begun)
+    error = (await check(code, begun)).diverged
+    assert error is not None
+    assert (error.details["recorded"], error.details["started"]) == ("launch#0", does)
 
 
 @step
@@ -125,9 +222,9 @@ async def recorded_stay() -> Recorded:
 async def test_changes_are_found_before_they_are_deployed(code: Workflow[int, str], was: str, does: str) -> None:
     """Both sides are named; a change behind `flow.patched` is none."""
     found = await recorded_stay()
-    assert await check(stay, found) is None
-    assert await check(patched, found) is None
-    error = await check(code, found)
+    await check_whole(stay, found)
+    await check_whole(patched, found)
+    error = (await check(code, found)).diverged
     assert error is not None
     assert (error.details["recorded"], error.details["started"]) == (was, does)
 
