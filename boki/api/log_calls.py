@@ -181,7 +181,7 @@ def get(book: str, seqnum: int) -> Get:
 
 
 def read_next(book: str, tag: str | None, min_seqnum: int, size: int, limits: Limits) -> Read:
-    """The operation of `read_next`, without its wait; with so many records."""
+    """The operation of `read_next`, without its wait, for `size` records."""
     return Read(book, _checked_tag(tag, limits), check_seqnum(min_seqnum, "min_seqnum"), limit=size)
 
 

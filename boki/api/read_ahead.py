@@ -31,7 +31,7 @@ class ReadAhead:
     def __init__(self) -> None:
         self._tag: str | None = None
         self._next_seqnum = -1
-        """Where the caller goes on if it reads record by record; -1: it has not begun."""
+        """Where the caller continues if it reads record by record; -1: it has not begun."""
         self._size = 1
         self._records: list[Record] = []
         """What comes from there on, last first."""
@@ -58,7 +58,7 @@ class ReadAhead:
     def keep(
         self, tag: str | None, size: int, records: list[Record], positions: Positions, caller: Caller
     ) -> Record | None:
-        """The answer to a read of so many records, of an index that had come to these positions: its first one, for
+        """The answer to a read of `size` records, of an index that had come to these positions: its first one, for
         the caller, whom another task may have moved on meanwhile.
         """
         merge_positions(caller.positions, positions)

@@ -113,7 +113,7 @@ def _hop(name: str, took_us: list[float], total_us: float) -> Hop:
 
 
 def _ways(marks: Sequence[Mark], quorum: int, inflight: int) -> Iterator[Mapping[str, int]]:
-    """For each batch of so many appends when it passed each stop, in nanoseconds since the first of them was called.
+    """For each batch of `inflight` appends when it passed each stop, in nanoseconds since the first of them was called.
     The last one of a round, after which the worker was told to begin another round, is left out.
     """
     workers = {mark.pid for mark in marks if mark.probe == _WRITES}  # engines append, too
