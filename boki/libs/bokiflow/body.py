@@ -80,17 +80,21 @@ class Body:
     async def _run(self) -> Any:
         try:
             if inspect.iscoroutinefunction(self._fn):
-                return await self._fn(*self._arguments)
-            return await BodyThread(self._fn, self._arguments).run(self.step)
+                found = await self._fn(*self._arguments)
+            else:
+                found = await BodyThread(self._fn, self._arguments).run(self.step)
         except (GeneratorExit, ContinueAsNew):
             raise
         except BaseException as raised:
             error = _ungrouped(raised)
-            if self._compensations and not isinstance(error, ContinueAsNew):
+            if not isinstance(error, ContinueAsNew):
+                self.machine.is_ending = True  # else a request to cancel would leave the rest undone
                 await self._compensate(error)
             if error is raised:
                 raise
             raise error from None
+        self.machine.is_ending = True
+        return found
 
     async def _compensate(self, cause: BaseException) -> None:
         failed = []
@@ -98,8 +102,10 @@ class Body:
             fn, args, kwargs = self._compensations.pop()
             try:
                 await self.step(fn, args, kwargs)
-            except Exception as error:  # noqa: BLE001 - the others are still to be made
-                failed.append(f"{getattr(fn, 'name', fn)}: {error}")
+            except (GeneratorExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:  # noqa: BLE001 - the others are still to be made
+                failed.append(f"{getattr(fn, 'name', fn)}: {str(error) or type(error).__name__}")
         if failed:
             raise CompensationFailed(
                 f"workflow {self.machine.name} failed ({type(cause).__name__}: {cause}), and could not undo all that "

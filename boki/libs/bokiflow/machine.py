@@ -145,6 +145,8 @@ class Machine:
         self._context = Context()
         self._cancel_reason: str | None = None
         self._failure: Exception | None = None
+        self.is_ending = False
+        """Whether the body has come to its end, and only undoes and leaves what it has to."""
         self._conditions: list[tuple[Callable[[], bool], FlowFuture[None]]] = []
         self._decided: dict[str, Any] = {}
         self.marks: list[Marked] = []
@@ -232,14 +234,14 @@ class Machine:
         return None
 
     def cancel(self, reason: str = "") -> None:
-        """Cancel the body, as a task is cancelled."""
-        if self._main is not None and self._cancel_reason is None:
+        """Cancel the body, as a task is cancelled; one that ends already has a reason, and is not disturbed."""
+        if self._main is not None and self._cancel_reason is None and not self.is_ending:
             self._cancel_reason = reason
             self._main.cancel()
 
     def fail(self, error: Exception) -> None:
-        """End the body with this error: a handler of its messages raised it."""
-        if self._main is not None and self._failure is None:
+        """End the body with this error, which a handler of its messages raised; unless it ends already."""
+        if self._main is not None and self._failure is None and not self.is_ending:
             self._failure = error
             self._main.cancel()
 

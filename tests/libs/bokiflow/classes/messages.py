@@ -461,6 +461,26 @@ async def the_clean_up_is_not_cancelled_again(ctx: Context) -> None:
     assert list(done()) == ["first", "second"]
 
 
+@case("temporal features cancellation: a request while a failed workflow compensates")
+async def compensations_are_not_cancelled(ctx: Context) -> None:
+    async def slowly() -> None:
+        await flow.sleep(10)
+        await do("first")
+
+    @workflow
+    async def saga() -> None:
+        flow.compensate(do, "second")
+        flow.compensate(slowly)
+        raise ValueError("no seats")
+
+    handle = await saga.start(ctx)
+    await ctx.clock.advance(1)
+    await handle.cancel()
+    with pytest.raises(FunctionFailed, match="ValueError: no seats"):
+        await handle.result()
+    assert list(done()) == ["first", "second"]
+
+
 @case("DBOS recv_consume_idempotent_on_timeout")
 async def a_signal_after_the_timeout_is_kept(ctx: Context) -> None:
     @workflow
