@@ -7,6 +7,7 @@ which pauses it.
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NoReturn, Protocol
@@ -98,8 +99,8 @@ async def run_workflow(ctx: Context, workflow: Limited, arguments: tuple[Any, ..
             except (Diverged, Unreadable) as error:
                 await execution.close()
                 await _pause(ctx, str(error))
-            except Suspend:
-                raise
+            except (Suspend, CancelledError, GeneratorExit):
+                raise  # the workflow has not ended: another run continues it, or a kill closes its children
             except BaseException:
                 await _clean_up(ctx, workflow, body)
                 raise

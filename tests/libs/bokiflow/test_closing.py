@@ -1,4 +1,4 @@
-"""The outcome of the children of a workflow that is killed."""
+"""The outcome of the children of a workflow that is killed, or whose run is stopped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 import boki.testing
 from boki import Context, Unavailable, function
-from boki.libs.bokiflow import flow, workflow
+from boki.libs.bokiflow import flow, step, workflow
 from boki.libs.bokiflow.handles import Handle
 
 pytestmark = pytest.mark.usefixtures("each_mode")
@@ -122,3 +122,36 @@ async def test_one_that_is_started_anew_is_left_alone(boki_context: boki.testing
     assert (await again.status()).status == "suspended"
     assert (await leaf.handle(ctx, "leaf").status()).status == "cancelled"
     assert (await leaf.handle(ctx, "twig").status()).status == "suspended"
+
+
+@step
+async def stay(seconds: int) -> None:
+    """Takes this long, so that the run is not suspended."""
+    ctx, late = step.ctx, asyncio.Event()
+    assert isinstance(ctx, boki.testing.Context)
+    ctx.clock.call_at(ctx.clock.now_us + seconds * 1_000_000, late.set)
+    with ctx.clock.waiting():
+        await late.wait()
+
+
+@pytest.mark.parametrize("policy", ["cancel", "kill"])
+async def test_a_run_that_is_stopped_leaves_children_alone(boki_context: boki.testing.Context, policy: Any) -> None:
+    """An engine that drains ends what still runs there, and another one continues with the workflow."""
+
+    @workflow
+    async def stays() -> str:
+        child = await flow.start(leaf, "leaf", id="leaf", parent_close=policy)
+        await stay(100)
+        return str(await child.result())
+
+    ctx = boki_context
+    handle = await stays.start(ctx, id="s")
+    await ctx.clock.advance(50)
+    calls: Any = ctx._calls
+    logged = calls._logged[handle.invocation_id]
+    logged.task.cancel()
+    await ctx.clock.advance(50)
+    assert (await leaf.handle(ctx, "leaf").status()).status == "suspended"
+    calls._start(calls._run_later(logged))
+    assert await handle.result() == "leaf"
+    assert set(ENDED) == {"done leaf"}
