@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 from boki import BokiError, LogBook
 from boki.libs.bokiflow.gates.records import Asked, GateKept
 from boki.libs.bokiflow.locks.state import Queued
 from boki.libs.bokiflow.records import CancelRequested, Note, Paused, Resumed, message_of
+from boki.libs.fold.retrying import until_answered
 
 PAGE_RECORDS: Final = 1_000
 _POLL_S: Final = 5.0
@@ -69,12 +71,12 @@ class InboxReader:
 
     async def read_to(self, seqnum: int) -> None:
         """Read all messages up to this one."""
-        while self.next_start <= seqnum and await self._read(0.0):
+        while self.next_start <= seqnum and await self._read_what_is_there():
             pass
 
     async def read_to_end(self) -> None:
         """Read all messages that there are."""
-        while await self._read(0.0):
+        while await self._read_what_is_there():
             pass
 
     def follow(self) -> None:
@@ -99,6 +101,10 @@ class InboxReader:
                 continue
             if found:
                 self._arrived()
+
+    async def _read_what_is_there(self) -> bool:
+        """Read a page without waiting for records. A refusal that may pass must not end the workflow."""
+        return await until_answered(partial(self._read, 0.0), "an inbox")
 
     async def _read(self, wait_s: float) -> bool:
         """Read a page; whether it had anything."""

@@ -170,7 +170,7 @@ def _payload_of(workflow: Runnable, again: ContinueAsNew) -> Payload:
 async def _pause(ctx: Context, why: str) -> NoReturn:
     """Suspend the workflow until a message comes, such as one that resumes it."""
     tag = inbox_tag(ctx.invocation_id)
-    last = await ctx.logbook.check_tail(tag)
+    last = await until_answered(partial(ctx.logbook.check_tail, tag))
     note = f"paused: {why}"
     wake = WakeOn(ctx.logbook.name, tag, last.next_seqnum if last is not None else 0)
     ctx.log.error("%s %s is paused: %s", ctx.function_name, ctx.invocation_id, why)

@@ -8,7 +8,7 @@ import pytest
 import boki.testing
 from boki import LogBook, Unavailable
 from boki.libs.bokiflow import flow, workflow
-from boki.libs.bokiflow.records import Answered, journal_tag, note_of
+from boki.libs.bokiflow.records import Answered, inbox_tag, journal_tag, note_of
 from boki.libs.bokiflow.replaying import read_history
 
 Refuses = Callable[[str, Callable[..., bool]], list[str]]
@@ -82,3 +82,53 @@ async def test_a_journal_is_read_again(boki_context: boki.testing.Context, refus
     history = await read_history(boki_context.logbook, journal_tag("run"))
     assert refused
     assert history.place == 0
+
+
+async def test_an_inbox_is_read_again(boki_context: boki.testing.Context, refuses_once: Refuses) -> None:
+    """A workflow that is woken reads its messages first, and does not end because that was refused once."""
+    handle = await counting.start(boki_context, 3, id="c")
+    await boki_context.clock.advance(10)
+    assert (await handle.status()).status == "suspended"
+    refused = refuses_once("read", lambda tag, **_kwargs: tag == inbox_tag(handle.invocation_id))
+    await handle.signal("next")
+    assert await handle.result() == 3
+    assert refused
+
+
+async def test_a_replay_reads_its_inbox_again(boki_context: boki.testing.Context, refuses_once: Refuses) -> None:
+    """So does one that answers a query in another process."""
+
+    @workflow
+    async def asked() -> None:
+        flow.on_query("state", lambda _: "waits")
+        await flow.receive("close")
+
+    handle = await asked.start(boki_context, id="q")
+    await boki_context.clock.advance(10)
+    refused = refuses_once("read", lambda tag, **_kwargs: tag == inbox_tag(handle.invocation_id))
+    assert await handle.query("state") == "waits"
+    assert refused
+
+
+async def test_a_workflow_is_paused_all_the_same(boki_context: boki.testing.Context, refuses_once: Refuses) -> None:
+    """One that diverges asks for the end of its inbox, from where on messages wake it."""
+    names = ["close"]
+
+    @workflow
+    async def changes() -> str:
+        if names == ["close"]:
+            await flow.sleep(60)
+        return str(await flow.receive("close"))
+
+    handle = await changes.start(boki_context, id="d")
+    await boki_context.clock.advance(100)
+    names.append("changed")
+    refused = refuses_once("check_tail", lambda tag=None, **_kwargs: tag == inbox_tag(handle.invocation_id))
+    await handle.signal("close", "well")
+    while (state := await handle.status()).status != "paused":
+        assert not state.failure
+    assert state.note.startswith("paused: workflow changes diverged")
+    assert refused
+    names.pop()
+    await handle.resume()
+    assert await handle.result() == "well"
