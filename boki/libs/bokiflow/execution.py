@@ -19,8 +19,7 @@ from random import Random
 from typing import Any, Final
 
 from boki import BokiError, Context
-from boki.extending import CallsById, Payload, Suspend, WakeOn, ends_of
-from boki.libs.bokiflow.beginning import has_ended
+from boki.extending import CallsById, Payload, Suspend
 from boki.libs.bokiflow.body import Body, ContinueAsNew
 from boki.libs.bokiflow.carrying import Carrier
 from boki.libs.bokiflow.clocks import FlowClock, FlowTimer, clock_of
@@ -30,7 +29,6 @@ from boki.libs.bokiflow.hooks import hooks
 from boki.libs.bokiflow.inbox import InboxReader, Letter
 from boki.libs.bokiflow.journal import JournalWriter
 from boki.libs.bokiflow.keeping import Keeper
-from boki.libs.bokiflow.locks.watching import watch
 from boki.libs.bokiflow.records import (
     CancelRequested,
     Done,
@@ -43,14 +41,12 @@ from boki.libs.bokiflow.records import (
     journal_tag,
 )
 from boki.libs.bokiflow.replaying import prepared, replay
-from boki.libs.bokiflow.work import CallWork
+from boki.libs.bokiflow.resting import what_wakes
 
 WRITER_NAMES: Final = Random()
 """Draws the number by which an execution signs its records: a simulation seeds it."""
 _LISTEN_US: Final = 1_000_000
 """After this time a run reads its inbox in any case: it may hold a request to cancel it."""
-_WATCHED: Final = 12
-"""Maximum number of locks of which a suspended run watches the workflow in front."""
 _LINGER_US: Final = 300_000
 """How long a run waits for something to happen before it is suspended."""
 _SLICE_STEPS: Final = 16
@@ -462,24 +458,9 @@ class Execution:
             journal.note_seen(machine.seen, machine.now_us, machine.began_us)
         journal.flush()
         await journal.rest()
-        ahead = [
-            (key, found)
-            for key, request in machine.mailbox.locks.waiting[:_WATCHED]
-            if (found := await watch(self._ctx, key, request, self._clock.now_us())) is not None
-        ]
-        await self.inbox.read_to_end()
-        wakes = [WakeOn(self._ctx.logbook.name, inbox_tag(self._id), self.inbox.next_start)]
-        wakes += [found.wake for _, found in ahead]
-        calls = [command for command in machine.open_commands if isinstance(command.work, CallWork)]
-        if calls:
-            ends = ends_of(self._id)
-            last = await self._ctx.logbook_named(ends.book).check_tail(ends.tag)
-            wakes.append(ends_of(self._id, last.next_seqnum if last is not None else 0))
-            known = CallsById(self._ctx)
-            for command in calls:
-                assert isinstance(command.work, CallWork)
-                if await has_ended(known, command.work.invocation_id) is not False:
-                    return  # its end is about to come, or its start is under way
+        found = await what_wakes(self._ctx, machine, self.inbox, self._clock.now_us())
+        if found is None:
+            return
         if self.inbox.letters:
             self._deliver()
         if self._events != events or journal.is_overtaken or self._ended.done():
@@ -489,7 +470,6 @@ class Execution:
         if self._carrier.attempt_count != attempt_count:  # the log was slow, and an attempt was due meanwhile
             return
         wake_us = 0 if self._is_paused else self._carrier.next_due_us
-        note = ", ".join(found.note(key) for key, found in ahead)
-        note = f"paused: {self._is_paused}" if self._is_paused else note
-        self._suspend = Suspend(wake_us, wakes, note[:200])
+        note = f"paused: {self._is_paused}" if self._is_paused else found.note
+        self._suspend = Suspend(wake_us, found.wakes, note[:200])
         self.end()

@@ -10,7 +10,7 @@ import msgspec
 
 from boki import ConditionFailed
 from boki.extending import WakeOn
-from boki.libs.bokiflow import execution, journal
+from boki.libs.bokiflow import journal, resting
 from boki.libs.bokiflow.body import Body
 from boki.libs.bokiflow.carrying import Carrier
 from boki.libs.bokiflow.execution import Execution
@@ -58,7 +58,7 @@ def no_order_of_messages() -> Any:
 
 def no_wake_up_by_messages() -> Any:
     """What a suspended workflow waits for never comes."""
-    return without(execution, "WakeOn", lambda book, tag, _min_seqnum: WakeOn(book, tag, 1 << 60))
+    return without(resting, "WakeOn", lambda book, tag, _min_seqnum: WakeOn(book, tag, 1 << 60))
 
 
 def no_scope_of_numbers() -> Any:

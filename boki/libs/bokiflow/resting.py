@@ -1,0 +1,51 @@
+"""What wakes a workflow that is suspended."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from boki import Context
+from boki.extending import CallsById, WakeOn, ends_of
+from boki.libs.bokiflow.beginning import has_ended
+from boki.libs.bokiflow.inbox import InboxReader
+from boki.libs.bokiflow.locks.watching import watch
+from boki.libs.bokiflow.machine import Machine
+from boki.libs.bokiflow.records import inbox_tag
+from boki.libs.bokiflow.work import CallWork
+
+_WATCHED: Final = 12
+"""Maximum number of locks of which a suspended run watches the workflow in front."""
+
+
+class Waits(NamedTuple):
+    """What a workflow waits for, but for time."""
+
+    wakes: list[WakeOn]
+    note: str
+    """For people; "": nothing that they want to know."""
+
+
+async def what_wakes(ctx: Context, machine: Machine, inbox: InboxReader, now_us: int) -> Waits | None:
+    """What the workflow waits for. None: the end of a call is about to come, or its start is under way.
+
+    Messages that had come before are in the letters of the inbox.
+    """
+    run = ctx.invocation_id
+    ahead = [
+        (key, found)
+        for key, request in machine.mailbox.locks.waiting[:_WATCHED]
+        if (found := await watch(ctx, key, request, now_us)) is not None
+    ]
+    await inbox.read_to_end()
+    wakes = [WakeOn(ctx.logbook.name, inbox_tag(run), inbox.next_start)]
+    wakes += [found.wake for _, found in ahead]
+    calls = [command.work for command in machine.open_commands if isinstance(command.work, CallWork)]
+    if calls:
+        ends = ends_of(run)
+        last = await ctx.logbook_named(ends.book).check_tail(ends.tag)
+        wakes.append(ends_of(run, last.next_seqnum if last is not None else 0))
+        known = CallsById(ctx)
+        for work in calls:
+            if await has_ended(known, work.invocation_id) is not False:
+                return None
+    return Waits(wakes, ", ".join(found.note(key) for key, found in ahead))
