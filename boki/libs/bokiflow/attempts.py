@@ -106,9 +106,9 @@ class Attempts:
         "_ended",
         "_failure",
         "_future",
-        "_is_late",
         "_is_stopped",
         "_key",
+        "_late",
         "_loop",
         "_said",
         "_timer",
@@ -159,7 +159,8 @@ class Attempts:
         self._failure: Failure | None = None
         self._future: asyncio.Future[Any] | None = None
         self._timer: FlowTimer | None = None
-        self._is_late = False
+        self._late = ""
+        """Why the attempt under way counts as late; "": it does not."""
         self._is_stopped = False
 
     def retrying(self) -> Retrying | None:
@@ -196,10 +197,26 @@ class Attempts:
             self._future.cancel()
         return self._future
 
+    def hold(self) -> None:
+        """Begin no other attempt: another run does, when it is due."""
+        if self.due_us and self._timer is not None:
+            self._timer.cancel()
+
+    def cut_off(self, why: str) -> asyncio.Future[Any] | None:
+        """The run cannot wait for the attempt under way, which has timed out. What to wait for as in `stop`: it may
+        have to clean up.
+        """
+        future = self._future
+        if future is not None:
+            self._late = why
+            future.cancel()
+            self._on_done(future)
+        return future
+
     def _attempt(self) -> None:
         step = self.work.step
         self.count += 1
-        self._is_late = False
+        self._late = ""
         self.due_us = 0
         context = self._context.copy()
         context.run(self._enter)
@@ -249,13 +266,15 @@ class Attempts:
         future = self._future
         if future is None:
             return
-        self._is_late = True
+        self._late = f"the attempt took more than {self.work.step.options.timeout_s:g} s"
         if not future.cancel() or not isinstance(future, asyncio.Task):
             self._on_done(future)
 
     def _on_done(self, future: asyncio.Future[Any]) -> None:
-        if future is not self._future:
-            return  # a thread that was late
+        if future is not self._future:  # it was late: a thread, or what was cut off
+            if not future.cancelled():
+                future.exception()  # else asyncio would say that nobody wants to know
+            return
         self._future = None
         if self._timer is not None:
             self._timer.cancel()
@@ -264,8 +283,8 @@ class Attempts:
             if not future.cancelled() and future.done():
                 future.exception()  # nobody wants to know
             return
-        if self._is_late:
-            self._failed(TimeoutError(f"the attempt took more than {self.work.step.options.timeout_s:g} s"))
+        if self._late:
+            self._failed(TimeoutError(self._late))
         elif future.cancelled():
             self._failed(asyncio.CancelledError(_CANCELLED))
         else:

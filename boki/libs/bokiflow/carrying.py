@@ -99,6 +99,11 @@ class Carrier:
         return bool(self.quick) or any(attempts.is_running for attempts in self.steps.values())
 
     @property
+    def is_under_way(self) -> bool:
+        """Whether the body of a step runs, or must begin here, because its intent is recorded."""
+        return self.is_running or any(command.is_begun for _, command in self.held)
+
+    @property
     def attempt_count(self) -> int:
         """How many attempts were begun at the steps that are under way."""
         return sum(attempts.count for attempts in self.steps.values())
@@ -123,6 +128,19 @@ class Carrier:
             _, command = self.held.popleft()
             if command.is_open:
                 self._carry_out(command)
+
+    def hold(self) -> None:
+        """Begin no other attempts at the steps that have failed: another run does."""
+        for attempts in self.steps.values():
+            attempts.hold()
+
+    def cut_off(self, why: str) -> None:
+        """The attempts under way have timed out, because the run comes to its end."""
+        for attempts in list(self.steps.values()):
+            future = attempts.cut_off(why)
+            if future is not None:
+                self._ending.add(future)
+                future.add_done_callback(self._ending.discard)
 
     def close(self) -> set[asyncio.Future[Any]]:
         """End whatever still runs; what is to be waited for."""

@@ -12,6 +12,7 @@ execution ends by `Suspend`.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from contextlib import suppress
 from contextvars import Context as Variables
 from contextvars import copy_context
@@ -42,6 +43,7 @@ from boki.libs.bokiflow.records import (
 )
 from boki.libs.bokiflow.replaying import prepared, replay
 from boki.libs.bokiflow.resting import what_wakes
+from boki.libs.bokiflow.run_time import Leaving, RunTime
 
 WRITER_NAMES: Final = Random()
 """Draws the number by which an execution signs its records: a simulation seeds it."""
@@ -68,8 +70,8 @@ class Execution:
         history: History,
         body: Body,
         life: int,
+        run_time: RunTime,
         *,
-        is_woken: bool,
         keep_s: float,
         in_turn: bool = False,
     ) -> None:
@@ -78,7 +80,7 @@ class Execution:
         self._id = ctx.invocation_id
         self._body = body
         self._history = history
-        self._is_woken = is_woken
+        self._is_woken = ctx.run_number > 1
         self._keep_s = keep_s
         self._clock: FlowClock = clock_of(ctx)
         self._outer: Variables = copy_context()
@@ -98,6 +100,8 @@ class Execution:
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._background: set[asyncio.Task[None]] = set()
+        self._leaving = Leaving(self, run_time, self._clock, self.machine, self.journal, self._carrier, self._keeper)
+        self._early_us = run_time.early_us(_LISTEN_US)
         self._timer: FlowTimer | None = None
         self._timer_n = -1
         self._listen_timer: FlowTimer | None = None
@@ -171,6 +175,7 @@ class Execution:
         for timer in (self._timer, self._listen_timer, self._rest_timer):
             if timer is not None:
                 timer.cancel()
+        self._leaving.close()
         ending = self._carrier.close()
         for task in self._background:
             task.cancel()
@@ -199,9 +204,14 @@ class Execution:
             return
         self.machine.go_live()
         if not self._is_tried:  # a try ends long before, and reads nothing
-            self._listen_timer = self._clock.call_at(self._clock.now_us() + _LISTEN_US, self.inbox.follow)
+            self._listen_timer = self._clock.call_at(self._clock.now_us() + self._early_us, self._on_lasting)
         self._deliver()
         self.turn()
+
+    def _on_lasting(self) -> None:
+        """The run is not a short one."""
+        self.inbox.follow()
+        self._leaving.watch()
 
     def _on_kept(self, error: BaseException | None) -> None:
         """A question was answered, or something was written."""
@@ -279,7 +289,9 @@ class Execution:
         if machine.stopped:
             for command in machine.take_stopped():
                 self._carrier.stop(command)
-        if machine.started and not self._is_paused:
+        if self._leaving.is_due and self._leaving.begins():
+            return
+        if machine.started and not self._is_paused and not self._leaving.holds:
             for command in machine.take_started():
                 if self._is_tried and not command.work.is_pure:
                     self.give_way()
@@ -323,9 +335,9 @@ class Execution:
         self._suspend = Suspend(self._clock.now_us() + 1, note="lost, for a test")
         self.end()
 
-    def give_way(self) -> None:
-        """The body was only tried, and needs more than time: the call is to be accepted first."""
-        self._suspend = Suspend(1, note=TRIED)
+    def give_way(self, note: str = TRIED) -> None:
+        """Another run continues at once: of a body that was only tried, when the call is accepted."""
+        self._suspend = Suspend(1, note=note)
         self.end()
 
     def _ask(self) -> None:
@@ -379,9 +391,15 @@ class Execution:
         mailbox = self.machine.mailbox
         if mailbox.answers and self._keeper.make_certain():
             answers, mailbox.answers = mailbox.answers, []  # those that come until the task begins are not certain yet
-            self._spawn(self._carrier.answer(answers))
+            self.spawn(self._carrier.answer(answers))
 
-    def _spawn(self, work: Any) -> None:
+    @property
+    def background_count(self) -> int:
+        """How much is under way beside the steps and the journal."""
+        return len(self._background)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do this beside; when it has ended, look what is to be done."""
         task: asyncio.Task[None] = self._loop.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._on_background)
@@ -438,7 +456,7 @@ class Execution:
             if self._events != events or (due_us and due_us <= now_us + _LINGER_US and not self._is_paused):
                 self._plan_rest()
             else:
-                self._spawn(self._try_to_rest())
+                self.spawn(self._try_to_rest())
 
         linger_us = 0 if self._is_paused else _LINGER_US
         self._rest_timer = self._clock.call_at(self._clock.now_us() + linger_us, look)

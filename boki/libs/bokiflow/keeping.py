@@ -67,6 +67,11 @@ class Keeper:
         """Whether a moment lasts, or one has to begin."""
         return self._task is not None or self._machine.is_reading or bool(self._writes)
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether something is under way that another execution would have to do again."""
+        return self._task is not None or bool(self._writes)
+
     def write(self, command: Command) -> None:
         """Have this be written, after what has been asked for before."""
         self._writes.append(command)

@@ -29,6 +29,7 @@ from boki.libs.bokiflow.joining import came_of
 from boki.libs.bokiflow.records import inbox_tag, journal_tag
 from boki.libs.bokiflow.refusals import Diverged, Unreadable
 from boki.libs.bokiflow.replaying import Runnable, ask_query, join, read_base, read_history
+from boki.libs.bokiflow.run_time import GIVES_WAY, RunTime
 from boki.libs.bokiflow.schedules.attendant import attend_schedule
 from boki.libs.bokiflow.sweeping import Sweeps, kept_s, place_of
 from boki.libs.bokiflow.upgrading import CHECKER, MOVER, move
@@ -50,15 +51,22 @@ class Limited(Runnable, Protocol):
 
 async def run_workflow(ctx: Context, workflow: Limited, arguments: tuple[Any, ...]) -> Any:
     """The result of the workflow, once it is certain. Raises what the workflow raised, or `Suspend`."""
+    run_time = RunTime(ctx)
+    with run_time.bounded():
+        chosen = CallsById(ctx).chosen
+        if chosen is not None and chosen.attends:
+            return await _attend(ctx, workflow, chosen.attends)
+        if not ctx.run_number:
+            raise InvalidArgument(
+                f"{workflow.name} is a workflow, which must be a logged call: start it with {workflow.name}.start(...),"
+                " or call it under a key"
+            )
+        await _check_losses(ctx)
+        return await _run(ctx, workflow, arguments, run_time)
+
+
+async def _run(ctx: Context, workflow: Limited, arguments: tuple[Any, ...], run_time: RunTime) -> Any:
     chosen = CallsById(ctx).chosen
-    if chosen is not None and chosen.attends:
-        return await _attend(ctx, workflow, chosen.attends)
-    if not ctx.run_number:
-        raise InvalidArgument(
-            f"{workflow.name} is a workflow, which must be a logged call: start it with {workflow.name}.start(...), or "
-            "call it under a key"
-        )
-    await _check_losses(ctx)
     life = 0 if chosen is None else life_of(chosen.start)
     flow_id = ctx.invocation_id if chosen is None or not chosen.name else chosen.name
     tag = journal_tag(ctx.invocation_id)
@@ -84,9 +92,7 @@ async def run_workflow(ctx: Context, workflow: Limited, arguments: tuple[Any, ..
         body.payload = payload if history.continued is None else body.payload
         if base is not None:
             join(body, base)
-        execution = Execution(
-            ctx, workflow.name, history, body, life, is_woken=ctx.run_number > 1, keep_s=keep_s, in_turn=was_overtaken
-        )
+        execution = Execution(ctx, workflow.name, history, body, life, run_time, keep_s=keep_s, in_turn=was_overtaken)
         try:
             try:
                 found = await execution.result()
@@ -106,6 +112,8 @@ async def run_workflow(ctx: Context, workflow: Limited, arguments: tuple[Any, ..
                 raise
         finally:
             await execution.close()
+        if run_time.may_end:  # one that continues as new again and again would never come to rest
+            raise Suspend(1, note=GIVES_WAY)
         history = await read_history(ctx.logbook, tag, life)
 
 

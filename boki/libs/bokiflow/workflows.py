@@ -24,7 +24,7 @@ from uuid import uuid4
 
 import msgspec
 
-from boki import ConfigError, Context, InvalidArgument, Retry
+from boki import ConfigError, Context, DeadlineExceeded, FunctionFailed, InvalidArgument, Retry
 from boki.extending import (
     ATTENDS,
     Attribute,
@@ -58,11 +58,20 @@ IfEnded = Literal["use", "fail", "again", "again_if_failed"]
 LIBRARY: Final = "bokiflow"
 """The name under which a function's settings for this library are kept."""
 RUN_TIMEOUT_S: Final = 24 * 3_600.0
-"""How long one run may stay in a worker. A workflow that waits for longer is suspended, and may take years."""
+"""How long one run may stay in a worker. A workflow may take years: see `boki.libs.bokiflow.run_time`."""
 CONTINUE_AFTER: Final = 1_000
 """Ends of steps, timers and calls."""
-_LOSSES: Final = Retry(attempts=10_000, first_s=0.1, max_s=10.0, jitter=0.0, errors=())
-"""A run that was cut off with its worker or its engine begins again; one that raised has ended."""
+_LOSSES: Final = Retry(
+    attempts=10_000,
+    first_s=0.1,
+    max_s=10.0,
+    jitter=0.0,
+    errors=(DeadlineExceeded.code,),
+    never=(FunctionFailed.code,),
+)
+"""A run that was cut off with its worker or its engine, or at its deadline, begins again; one that raised has ended,
+whatever it raised.
+"""
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -315,7 +324,8 @@ def workflow(
 def workflow(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Make a workflow of a function, `async def` or `def`, under its own name or `name`.
 
-    `book` is the LogBook of its runs, `run_timeout_s` how long one run may stay in a worker. `limit` says how many run
+    `book` is the LogBook of its runs. `run_timeout_s`: how long one run may stay in a worker, before another one
+    continues; a step may take a quarter of it, see "Long runs" in docs/workflows.md. `limit` says how many run
     at once, how often they begin, and which goes first. `keep_s`: for how long after its end its history is kept
     (by default `limits.history_s` of the system),
     `continue_after`: see `flow.continue_if_long`. Other options are those of `@function`, but for `retry`: a run that

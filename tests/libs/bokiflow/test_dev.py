@@ -20,7 +20,7 @@ FUNCTIONS = '''
 import asyncio
 import os
 
-from boki import Context, NoSuchInvocation, function
+from boki import Context, NoSuchInvocation, Retry, function
 from boki.extending import CallsById
 from boki.libs.bokiflow import flow, step, workflow
 
@@ -152,6 +152,38 @@ async def bank(ctx: Context, count: int) -> list[int]:
     return [*said, await handle.result()]
 
 
+@step
+async def short_work(n: int) -> int:
+    await asyncio.sleep(0.05)
+    return step.ctx.run_number
+
+
+@step(retry=Retry(attempts=2, first_s=0.01, max_s=0.01))
+async def stubborn() -> int:
+    while step.attempt == 1:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            pass
+    return step.attempt
+
+
+@workflow(run_timeout_s=1)
+async def busy(count: int) -> int:
+    return len({await short_work(n) for n in range(count)})
+
+
+@workflow(run_timeout_s=1)
+async def stuck(_: int) -> int:
+    return await stubborn()
+
+
+@function(book="trips")
+async def outlast(ctx: Context) -> list[int]:
+    handles = [await busy.start(ctx, 40), await stuck.start(ctx, 1)]
+    return [await handle.result() for handle in handles]
+
+
 @function(book="trips")
 async def stop(ctx: Context, name: str) -> None:
     handle = await trip.start(ctx, 1, id=name)
@@ -242,5 +274,19 @@ def test_pure_workflows_end_with_their_acceptance_and_effects_wait_for_it(tmp_pa
     async def scenario() -> None:
         async with running(tmp_path) as client:
             assert await client.invoke("tried", 10) == [285, 2, 1] + [1] * 5
+
+    uvloop.run(scenario())
+
+
+def test_workflows_outlast_the_deadlines_of_their_runs(tmp_path: Path) -> None:
+    """One is busy for twice as long as a run may be. The step of the other one does not let itself be cancelled, so its
+    run is lost at the deadline, and the attempt has timed out.
+    """
+
+    async def scenario() -> None:
+        async with running(tmp_path) as client:
+            runs, attempt = await client.invoke("outlast", timeout_s=30)
+            assert runs >= 3
+            assert attempt == 2
 
     uvloop.run(scenario())
