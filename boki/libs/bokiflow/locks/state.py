@@ -7,8 +7,10 @@ The record also stands in the inbox of that workflow, so it waits as for any mes
 
 **Deadlocks.** Every request has the age of its workflow. The request that holds the lock is **wounded** while an older
 one waits for it. A wounded workflow may continue, and nothing is taken from it. But if it has to wait for another lock,
-that wait is refused, so it leaves its locks and begins again. In every circle of waiting workflows one waits for a
-younger one. That one is wounded and waits, so it is refused: no circle stays.
+that wait is refused, so it leaves its locks and begins again. In every circle of workflows that wait for locks one
+waits for a younger one. That one is wounded and waits, so it is refused: no such circle stays. A circle through a call
+does: a holder that waits for its child is not refused, and the child that waits for a lock is not the one that is
+wounded. Whoever calls inside of a lock limits the child's wait.
 """
 
 from __future__ import annotations
