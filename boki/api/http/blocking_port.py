@@ -26,6 +26,7 @@ from boki.api.http.exchange import (
     refused,
 )
 from boki.api.http.gateways import Attempts, Gateways
+from boki.api.http.keepalive import is_lost, keep_alive
 from boki.errors import ConnectionLost, DeadlineExceeded, Unavailable
 from boki.log.metalog import Positions, merge_positions
 from boki.log.operations import Answer, Operation
@@ -121,8 +122,8 @@ class BlockingHttpPort:
                 body = response.read()
                 is_reusable = not response.will_close
                 yield HttpAnswer(response.status, headers, body)
-        except TimeoutError:
-            raise DeadlineExceeded(late(url, timeout_s)) from None
+        except TimeoutError as error:
+            raise (broken(url, error, headers) if is_lost(error) else DeadlineExceeded(late(url, timeout_s))) from None
         except (http.client.HTTPException, OSError) as error:
             raise broken(url, error, headers) from None
         finally:
@@ -166,6 +167,7 @@ def _connect(url: str, timeout_s: float) -> http.client.HTTPConnection:
     connection = kind(parts.hostname or "", parts.port, timeout=timeout_s)
     try:
         connection.connect()
+        keep_alive(connection.sock)
     except OSError as error:
         connection.close()
         raise Unavailable(refused(url, error)) from None

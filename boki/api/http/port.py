@@ -25,6 +25,7 @@ from boki.api.http.exchange import (
     refused,
 )
 from boki.api.http.gateways import Attempts, Gateways
+from boki.api.http.keepalive import is_lost, open_socket
 from boki.errors import ConnectionLost, DeadlineExceeded, Unavailable
 from boki.log.metalog import Positions
 from boki.log.operations import Answer, Operation
@@ -94,8 +95,8 @@ class HttpPort:
                 return HttpAnswer(response.status, headers, body)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise Unavailable(refused(url, error)) from None
-        except TimeoutError:
-            raise DeadlineExceeded(late(url, timeout_s)) from None
+        except TimeoutError as error:
+            raise (broken(url, error, headers) if is_lost(error) else DeadlineExceeded(late(url, timeout_s))) from None
         except (aiohttp.ClientError, OSError) as error:
             raise broken(url, error, headers) from None
 
@@ -114,7 +115,9 @@ class HttpPort:
             self._session = aiohttp.ClientSession(
                 headers=self._headers | {"User-Agent": "boki"},
                 skip_auto_headers=("Content-Type", "Accept", "Accept-Encoding"),
-                connector=aiohttp.TCPConnector(limit=self._max_connections, keepalive_timeout=_IDLE_S),
+                connector=aiohttp.TCPConnector(
+                    limit=self._max_connections, keepalive_timeout=_IDLE_S, socket_factory=open_socket
+                ),
                 cookie_jar=aiohttp.DummyCookieJar(),
             )
         return self._session
