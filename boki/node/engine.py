@@ -286,16 +286,19 @@ class EngineIncarnation(RoleIncarnation[EngineNodeConfig]):
     async def drain(self) -> None:
         """Calls that run may end, new ones go elsewhere; then the shards are closed and the index is saved, so that
         no reader waits for this engine's records and its next start is quick.
+
+        A call that still runs at the deadline is cut off: its worker is killed, and its caller is told.
         """
         if self.remote is None:
             return
         # Without any index calls wait for the log, and the log for this engine: it must not wait for them.
         drain_s = self.config.drain_s if self.port.is_ready else min(self.config.drain_s, _OUTAGE_DRAIN_S)
-        await self.remote.drain(drain_s)
+        left_s = partial(self.node_stop.left_s, self.node_stop.deadline_s(drain_s))
+        await self.remote.drain(left_s())
         if self.calls is not None:
-            await self.calls.stop(drain_s)
-        await self.deployed.stop(drain_s)
-        await self.functions.stop(drain_s)
+            await self.calls.stop(left_s())
+        await self.deployed.stop(left_s())
+        await self.functions.stop(left_s())
         if self.service is not None:
             await self.service.stop()
         if not self._ready.is_set() or not isinstance(self.core, EngineCore):

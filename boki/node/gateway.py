@@ -75,7 +75,7 @@ class GatewayIncarnation(RoleIncarnation[GatewayNodeConfig]):
         """Not ready any more; wait for what is under way."""
         if self.gateway is not None:
             self.gateway.drain()
-            await self.gateway.stop(self.config.drain_s)
+            await self.gateway.stop(self.node_stop.left_s(self.node_stop.deadline_s(self.config.drain_s)))
 
     def role_status(self) -> dict[str, Any]:
         """See `RoleIncarnation`."""

@@ -44,6 +44,7 @@ from boki.net.traffic import Lane
 from boki.node.common_log import CommonLog
 from boki.node.coordination import RoleCoordinator, ignore
 from boki.node.home import Home
+from boki.node.stopping import NodeStop
 from boki.node.watchdog import StallWatch
 from boki.protocol.call_messages import AskStatus, TellStatus
 from boki.protocol.effects import Core, DiskUnreadable, Put, RoleEffect
@@ -104,6 +105,7 @@ class RoleIncarnation(Generic[ConfigType]):
         links: PeerLinks,
         host: NodeId,
         common_log: CommonLog | None,
+        node_stop: NodeStop,
     ) -> None:
         """`host`: the node that plays this role among others; empty: it plays no other."""
         self.config = config
@@ -116,6 +118,7 @@ class RoleIncarnation(Generic[ConfigType]):
         self.host: Host | None = None
         self.links = links
         self.common_log = common_log
+        self.node_stop = node_stop
         self.diversion = Diversion(links, self.DIVERTED, {COORDINATOR: self._on_question})
         self._host_name = host
         self._home = home

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from boki.config.node import NodeConfig
+from boki.config.node import EngineNodeConfig, GatewayNodeConfig, NodeConfig
 from boki.coordination.session import SessionEnded
 from boki.coordination.zookeeper import News, ZooKeeperCoordinator
 from boki.errors import ConfigError, Unavailable
@@ -30,14 +30,13 @@ from boki.node.gateway import GatewayIncarnation
 from boki.node.home import Home
 from boki.node.incarnation import Ending, RoleIncarnation
 from boki.node.log_nodes import SequencerIncarnation, StorageIncarnation
+from boki.node.stopping import AFTER_DRAIN_S, NodeStop
 from boki.protocol.messages import InstallMembership
 
 _log = logging.getLogger("boki.node")
 _CONNECT_TIMEOUT_S: Final = 10.0
 _TELL_AFTER_S: Final = 1.0
 """A ZooKeeper that answers is connected to within much less: whoever looks is told what is waited for."""
-_OTHERS_S: Final = 8.0
-"""How long a node that stops stays for the engines of others that stop at the same time."""
 INCARNATIONS: Final[Mapping[Role, type[RoleIncarnation[Any]]]] = {
     Role.GATEWAY: GatewayIncarnation,
     Role.ENGINE: EngineIncarnation,
@@ -112,6 +111,9 @@ class _Node:
         )
         self._shared = SharedCoordinator(coordinator, election=Role.CONTROLLER in roles, on_news=self._on_news)
         self._links: ZmqLinks | None = None
+        self._stop = NodeStop(asyncio.get_running_loop().time)
+        drains = [own.drain_s for own in roles.values() if isinstance(own, EngineNodeConfig | GatewayNodeConfig)]
+        self._drain_s = max(drains, default=0.0)
         self._stops = {role: asyncio.Event() for role in roles}
         self._running: dict[Role, asyncio.Task[Ending]] = {}
 
@@ -122,6 +124,7 @@ class _Node:
         stopping = asyncio.create_task(stop.wait())
         try:
             await asyncio.wait({stopping, *self._running.values()}, return_when=asyncio.FIRST_COMPLETED)
+            self._stop.begin()
             if len(self._roles) > 1:
                 await self._shared.announce_end()
             for role in INCARNATIONS:
@@ -129,7 +132,9 @@ class _Node:
                     self._stops[role].set()
                     await asyncio.wait({self._running[role]})
                 if role is Role.ENGINE and len(self._roles) > 1:
-                    await self._shared.engines_left(_OTHERS_S)
+                    # Engines of nodes that were told to stop at the same time take as long as this one may.
+                    others_s = self._stop.left_s(self._stop.deadline_s(self._drain_s + AFTER_DRAIN_S))
+                    await self._shared.engines_left(others_s)
         finally:
             stopping.cancel()
             await asyncio.gather(stopping, return_exceptions=True)
@@ -141,7 +146,7 @@ class _Node:
         while True:
             coordinator = self._shared.join()
             incarnation = INCARNATIONS[role](
-                self._roles[role], self._homes[role], coordinator, links, host, self._common_log
+                self._roles[role], self._homes[role], coordinator, links, host, self._common_log, self._stop
             )
             self._on_incarnation(incarnation)
             try:

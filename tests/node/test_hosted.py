@@ -7,8 +7,10 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from boki.client import Client
-from boki.errors import ConfigError
+from boki.errors import BokiError, ConfigError
 from boki.log.membership import Role
 from tests.controller.coordinators import joined
 from tests.node.cluster import DEFAULT, Cluster, cluster
@@ -153,6 +155,48 @@ def test_a_cluster_moves_to_nodes_with_all_roles_one_by_one(tmp_path: Path, zook
                 seqnums.append(await book.append(b"after", tags=["t"], timeout_s=20))
                 assert await read_all(client) == seqnums
             assert set(nodes.tasks) == set(NODES)
+
+    run(body())
+
+
+HANGING = """
+import time
+from boki import blocking, function
+
+@function
+def hang(ctx: blocking.Context) -> None:
+    time.sleep(600)
+"""
+DRAIN_S = 4.0
+
+
+def test_a_call_that_does_not_end_delays_the_stop_of_its_node_once(
+    tmp_path: Path, zookeeper: str, chroot: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All roles share the time of the drain: its caller is told, shards are closed, the index is saved, all in one."""
+    (tmp_path / "functions").mkdir()
+    (tmp_path / "functions/hanging.py").write_text(HANGING)
+
+    async def body() -> None:
+        async with cluster(tmp_path, zookeeper, chroot, *NODES, drain_s=DRAIN_S) as nodes:
+            await opened(nodes)
+            engines = {number: nodes.incarnations[f"engine-{number}"] for number in (1, 2, 3)}
+            await nodes.until(lambda: all(engine.is_at_work for engine in engines.values()))
+            async with await opened(nodes) as client:
+                await client.logbook("book").append(b"x", timeout_s=20)
+                call = asyncio.create_task(client.invoke("hang"))
+                await nodes.until(lambda: call.done() or any(one.functions.call_count for one in engines.values()))
+                number, engine = next(item for item in engines.items() if item[1].functions.call_count)
+                began_s = asyncio.get_running_loop().time()
+                assert await nodes.stop(f"node-{number}") == 0
+                took_s = asyncio.get_running_loop().time() - began_s
+                assert DRAIN_S - 0.5 < took_s < 2 * DRAIN_S
+                with pytest.raises(BokiError) as told:
+                    await call
+                assert told.value.outcome == "unknown"
+            assert engine._closed.is_set()
+            assert engine._saved.is_set()
+            assert "shards were not closed" not in caplog.text
 
     run(body())
 

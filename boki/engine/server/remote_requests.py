@@ -172,7 +172,7 @@ class EngineService:
                     self._is_empty.clear()
                     await self._is_empty.wait()
         except TimeoutError:
-            _log.warning("%d requests were still under way after %g s", len(self._under_way), drain_s)
+            _log.warning("%d requests were still under way at the end of the drain", len(self._under_way))
 
     async def stop(self) -> None:
         """Take nothing in any more; what is under way is not answered."""

@@ -27,6 +27,7 @@ from boki.launch.zookeeper.server import Ports, ZooKeeperServer, free_ports
 from boki.log.ids import NodeId
 from boki.log.membership import Role, role_name
 from boki.net.keys import make_digest, make_keys, roles_text
+from boki.node.stopping import AFTER_DRAIN_S
 
 ZOOKEEPER: Final = "zookeeper"
 _STOP_RANKS: Final = {
@@ -39,6 +40,7 @@ _STOP_RANKS: Final = {
 _LAST_RANK: Final = 4
 _DRAINING: Final = frozenset({Role.GATEWAY, Role.ENGINE})
 _STOP_S: Final = 10.0
+"""Seconds in which roles without calls have stopped."""
 
 # What `boki up` decides by itself: the counts of nodes, and where they are.
 _OWN: Final = frozenset({"data", "port", "separate", "engines", "storage", "controllers", "zookeeper"})
@@ -142,7 +144,7 @@ def _process(role: str, node: str, plays: tuple[Role, ...], file: Path, config: 
     if plays:
         command += ("--roles", ",".join(plays))
     roles = plays or (Role(role),)
-    stop_s = _STOP_S + (config.drain_s if _DRAINING.intersection(roles) else 0.0)
+    stop_s = _STOP_S + (config.drain_s + AFTER_DRAIN_S if _DRAINING.intersection(roles) else 0.0)
     names = tuple(role_name(NodeId(node), one) for one in plays)
     rank = min(_STOP_RANKS[one] for one in roles)
     return Process(node, role, command, rank, round(stop_s * 1e6), is_boki=True, plays=names)

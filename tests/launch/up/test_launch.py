@@ -16,6 +16,7 @@ from boki.launch.zookeeper.parts import Parts
 from boki.log.limits import Limits
 from boki.log.membership import Role
 from boki.net.keys import DIGEST_NAME, read_digest, read_list
+from boki.node.stopping import AFTER_DRAIN_S
 
 
 def config(folder: Path, **changes: object) -> UpConfig:
@@ -148,7 +149,9 @@ def test_whoever_is_served_by_others_stops_before_them(tmp_path: Path) -> None:
     ranks = {process.role: process.stop_rank for process in prepare(config(tmp_path, separate=True)).processes}
     assert ranks["gateway"] < ranks["engine"] < ranks["controller"] < ranks["storage"] == ranks["sequencer"]
     slow = {process.role: process.stop_us for process in prepare(config(tmp_path, drain_s=60, separate=True)).processes}
-    assert slow["engine"] > 60_000_000 > slow["storage"]
+    assert slow["engine"] > (60 + AFTER_DRAIN_S) * 1e6 > slow["storage"]
+    hosts = prepare(config(tmp_path, drain_s=60)).processes
+    assert all(process.stop_us == slow["engine"] for process in hosts)
 
 
 def test_a_zookeeper_of_ones_own_is_run_and_stopped_last(tmp_path: Path) -> None:
