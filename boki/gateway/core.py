@@ -4,9 +4,10 @@ Everything that is in flight counts against a budget, in numbers and in bytes; w
 with a time after which to come again, because a queue in front of a full system only adds to every caller's wait. A
 call goes to the least busy engine that has its function; one without the index counts as twice as busy, because each
 log operation there is one more way over the network. Of equals one whose node has a primary is taken, so what little
-there is to do appends where the log is ordered. While no engine takes calls, because one is about to stop and the
-other has yet to start, calls that have not begun are held, for a few seconds at most. The engine enforces the call's
-deadline; the gateway looks at it too, a grace later, for the case that the engine's answer is lost.
+there is to do appends where the log is ordered. An engine whose node stops gets a call only if no other one takes it.
+While no engine takes calls, because one is about to stop and the other has yet to start, calls that have not begun are
+held, for a few seconds at most. The engine enforces the call's deadline; the gateway looks at it too, a grace later,
+for the case that the engine's answer is lost.
 
 Every call that is started ends exactly once: by `finish`, or by a `CallGivenUp` of `lose_engine` (its engine is gone)
 or of `tick` (overdue, or held for too long). What comes later finds it gone.
@@ -76,6 +77,8 @@ class Standing:
     """What it can run; None: whatever comes."""
     is_near: bool = False
     """Whether a primary shares its node, so that its appends cross one node less."""
+    is_leaving: bool = False
+    """Whether its node stops: what is begun there may be cut off."""
 
 
 class Share:
@@ -425,7 +428,10 @@ def _has(engine: _Engine, function: str) -> bool:
     return functions is None or function in functions
 
 
-def _cost(engine: _Engine) -> tuple[int, bool, int]:
-    """The least busy first; of equals, one near a primary, and of these the one that was idle longest."""
+def _cost(engine: _Engine) -> tuple[bool, int, bool, int]:
+    """One that stays first, then the least busy; of equals, one near a primary, and of these the one that was idle
+    longest.
+    """
     standing = engine.standing
-    return (engine.load + 1) * (1 if standing.has_index else 2), not standing.is_near, engine.last_start
+    burden = (engine.load + 1) * (1 if standing.has_index else 2)
+    return standing.is_leaving, burden, not standing.is_near, engine.last_start

@@ -71,6 +71,7 @@ class _Engine:
     is_up: bool = False
     is_quiet: bool = False
     is_near: bool = False
+    is_leaving: bool = False
 
     def standing(self) -> Standing:
         assert self.load is not None and self.told is not None, "it is up"
@@ -81,6 +82,7 @@ class _Engine:
             self.takes_work,
             {info.name for info in self.told.functions},
             self.is_near,
+            self.is_leaving,
         )
 
     def silence_us(self, now_us: int) -> int:
@@ -173,6 +175,10 @@ class EngineRegistry:
             engine = self._engines.get(node)
             if engine is None or member.incarnation > engine.incarnation:
                 happenings += self._renew(node, member.incarnation, now_us)
+                engine = self._engines[node]
+            if engine.is_leaving != member.is_leaving:
+                engine.is_leaving = member.is_leaving
+                happenings += [Changed(node, engine.standing())] if engine.is_up else []
         self._hosts = {member.node: member.host for member in membership.members if member.host}
         return happenings + self._place()
 

@@ -101,6 +101,14 @@ def test_of_equals_an_engine_beside_a_primary_is_taken() -> None:
     assert [begin(gateway, str(n)) for n in range(6)] == [B, A, B, A, B, A]
 
 
+def test_an_engine_whose_node_stops_gets_what_no_other_one_takes() -> None:
+    """Calls that it has may end; what begins there now has less time before it is cut off."""
+    gateway = core()
+    gateway.note_engine(A, Standing(is_leaving=True, is_near=True))
+    gateway.note_engine(B, Standing(capacity=2))
+    assert [begin(gateway, str(number)) for number in range(4)] == [B, B, A, A]
+
+
 def test_calls_go_where_their_function_is() -> None:
     """While engines take over a new version; if no engine has it, any may say so."""
     gateway = core()

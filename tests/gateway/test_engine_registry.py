@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from boki.gateway.engine_registry import (
     IDLE_POLL_US,
     LOST_US,
@@ -223,6 +225,20 @@ def test_a_books_operations_go_to_one_engine_while_it_is_up() -> None:
     registry.on_load(B, load(6, is_draining=True), 2)
     assert registry.for_book("x", ()) == A
     assert registry.for_book("x", {A, B}) is None
+
+
+def test_an_engine_leaves_when_its_node_stops() -> None:
+    """Told by the registration, and taken back by that of its next incarnation."""
+    registry = both_up()
+    now = membership(2, engine_1=5, engine_2=6).members
+    leaving = (msgspec.structs.replace(now[0], is_leaving=True), now[1])
+    (changed,) = registry.on_membership(Membership(number=2, members=leaving), 1)
+    assert isinstance(changed, Changed)
+    assert (changed.engine, changed.standing.is_leaving, changed.standing.takes_calls) == (A, True, True)
+    assert registry.on_membership(Membership(number=3, members=leaving), 2) == []
+    registry.on_membership(membership(4, engine_1=7, engine_2=6), 3)
+    bring_up(registry, A, 7, 3)
+    assert not any(standing.is_leaving for _, standing in registry.standings())
 
 
 def test_an_engine_is_near_while_its_node_has_a_primary() -> None:
