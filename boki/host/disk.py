@@ -37,7 +37,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from boki.errors import StoreFailed, VersionTooNew
 from boki.host.private_files import make_private_folder
-from boki.host.redo import RedoLog, end_riding, identify, recover
+from boki.host.redo import RedoLog, RedoMissing, end_riding, identify, recover
 from boki.host.rocksdb import AMPLE, Memory, RocksDb
 from boki.protocol.effects import Delete, DiskRoom, DiskUnreadable, Effect, Load, Loaded, Put, Store
 
@@ -305,7 +305,7 @@ class Disk:
             if has_guests:
                 identify(self._db)
             self.log = self._open_log(beside, shares_log=shares_log, synced=synced)
-        except VersionTooNew:
+        except (VersionTooNew, RedoMissing):
             raise
         except Exception as failure:  # rocksdict raises plain Exception for every failure
             if _NO_ROOM in str(failure):  # nothing is damaged, so nothing is to be moved away or restored

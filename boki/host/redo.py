@@ -24,7 +24,7 @@ from typing import Final
 import msgspec
 
 from boki.host.rocksdb import RocksDb
-from boki.protocol.effects import Delete, Put
+from boki.protocol.effects import Delete, DiskUnreadable, Put
 
 ROWS: Final = 512
 """This many writes of the guest are kept at most, about."""
@@ -42,8 +42,8 @@ _NUMBER: Final = Struct(">Q")
 _Writes = list[tuple[bool, bytes, bytes]]
 
 
-class RedoMissing(Exception):
-    """The newest writes of a database are in the log of another one, which is not there."""
+class RedoMissing(DiskUnreadable):
+    """The newest writes of a database are in the log of another one, which is not there. Nothing is damaged."""
 
 
 def identify(host: RocksDb) -> None:
@@ -51,6 +51,11 @@ def identify(host: RocksDb) -> None:
     if host.get(_HOST_ID) is None:
         host.write([Put(_HOST_ID, os.urandom(_ID_BYTES))])
         host.sync()
+
+
+def is_complete(own: RocksDb) -> bool:
+    """Whether the database opens without a host."""
+    return not own.get(_RIDES)
 
 
 def recover(own: RocksDb, host: RocksDb | None) -> None:
@@ -146,7 +151,7 @@ class RedoLog:
 
 def end_riding(own: RocksDb) -> None:
     """A guest that has been recovered continues by itself."""
-    if own.get(_RIDES):
+    if not is_complete(own):
         own.sync()
         own.write([Put(_RIDES, b"")])
         own.sync()

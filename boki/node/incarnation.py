@@ -35,6 +35,7 @@ from boki.host.clock import beat_delay_s
 from boki.host.disk import Disk
 from boki.host.host import Host
 from boki.host.links import Diversion, NodeLinks
+from boki.host.redo import RedoMissing
 from boki.host.rocksdb import memory_of
 from boki.log.ids import NodeId
 from boki.log.membership import Member, Role
@@ -204,6 +205,15 @@ class RoleIncarnation(Generic[ConfigType]):
             return Ending.EXPIRED
         except StoreFailed as error:
             _log.critical("%s: %s", self.node, error)
+            return Ending.FAILED
+        except RedoMissing as error:
+            _log.critical(
+                "%s does not start: %s. Do not move %s away: nothing in it is damaged, and what it lacks here may be "
+                "nowhere else. See docs/operations.md, 'From separate roles to nodes'",
+                self.node,
+                error,
+                self._home.path,
+            )
             return Ending.FAILED
         except DiskUnreadable as error:
             _log.critical(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from boki.client import Client
 from boki.errors import BokiError, ConfigError
 from boki.log.membership import Role
+from boki.node import separating
 from tests.controller.coordinators import joined
 from tests.node.cluster import DEFAULT, Cluster, cluster
 
@@ -197,6 +199,44 @@ def test_a_call_that_does_not_end_delays_the_stop_of_its_node_once(
             assert engine._closed.is_set()
             assert engine._saved.is_set()
             assert "shards were not closed" not in caplog.text
+
+    run(body())
+
+
+async def pull_the_plug(nodes: Cluster, image: Path) -> None:
+    """All nodes at once: `image` is what their disks have then."""
+    for incarnation in nodes.incarnations.values():
+        if incarnation.host is not None:
+            incarnation.host.stop()
+    shutil.copytree(nodes.folder, image)
+    for name in list(nodes.tasks):
+        await nodes.kill(name)
+
+
+def test_after_a_power_cut_nodes_become_separate_roles(
+    tmp_path: Path, zookeeper: str, chroot: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A sequencer alone refuses its directory, and must not say that it can be moved away: the newest entries would be
+    gone with it. Once each has what it lacked, nothing is lost.
+    """
+    live, image = tmp_path / "live", tmp_path / "image"
+    live.mkdir()
+
+    async def body() -> None:
+        async with cluster(live, zookeeper, chroot, *NODES) as nodes:
+            async with await opened(nodes) as client:
+                book = client.logbook("book")
+                seqnums = [await book.append(b"%d" % number, tags=["t"], timeout_s=20) for number in range(3)]
+            await pull_the_plug(nodes, image)
+        async with cluster(image, zookeeper, chroot, "sequencer-1") as nodes:
+            assert await nodes.tasks.pop("sequencer-1") == 1
+        assert "sequencer-1 does not start: its newest writes are in the log of the storage node" in caplog.text
+        assert f"Do not move {image / 'sequencer-1'} away" in caplog.text
+        assert "begins with an empty directory" not in caplog.text
+        separating.main(image)
+        async with cluster(image, zookeeper, chroot, *DEFAULT) as nodes, await opened(nodes) as client:
+            seqnums.append(await client.logbook("book").append(b"after", tags=["t"], timeout_s=30))
+            assert await read_all(client) == seqnums
 
     run(body())
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +64,8 @@ def prepare(config: UpConfig) -> Launch:
     folder = config.folder
     nodes = list(_nodes(config)) if config.separate else list(_hosts(config))
     processes: list[Process] = []
+    if config.separate:
+        _separate(folder / "nodes")
     parts = None if config.zookeeper else find_parts()  # refused before anything is made
     make_private_folder(folder)
     keys = folder / "keys"
@@ -97,6 +101,12 @@ def prepare(config: UpConfig) -> Launch:
             "functions": str(config.functions),
         },
     )
+
+
+def _separate(nodes: Path) -> None:
+    """Let roles that shared a node start as processes, also if that node did not stop in good order."""
+    if _seen(nodes, Role.SEQUENCER) and _seen(nodes, Role.STORAGE):
+        subprocess.run([sys.executable, "-P", "-m", "boki.node.separating", str(nodes)], check=False)
 
 
 def _stop_s(processes: list[Process]) -> float:

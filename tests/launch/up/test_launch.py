@@ -1,5 +1,6 @@
 """What `boki up` writes and runs: one file that every role can read, keys, and the processes in their order."""
 
+import asyncio
 import re
 import tomllib
 from pathlib import Path
@@ -10,6 +11,7 @@ from boki.config.loading import load, settings
 from boki.config.node import ControllerNodeConfig, EngineNodeConfig, GatewayNodeConfig, load_host, load_node
 from boki.config.up import UpConfig
 from boki.errors import ConfigError
+from boki.host.redo import RedoMissing
 from boki.launch.up import launch as launching
 from boki.launch.up.launch import prepare
 from boki.launch.zookeeper.parts import Parts
@@ -17,6 +19,7 @@ from boki.log.limits import Limits
 from boki.log.membership import Role
 from boki.net.keys import DIGEST_NAME, read_digest, read_list
 from boki.node.stopping import AFTER_DRAIN_S
+from tests.node.test_separating import keys_of, killed_node
 
 
 def config(folder: Path, **changes: object) -> UpConfig:
@@ -142,6 +145,23 @@ def test_nodes_that_were_here_before_are_started_again(tmp_path: Path) -> None:
         names = [name for process in prepare(layout).processes for name in process.plays or (process.node,)]
         assert "storage-10" in names
         assert "engine-9" not in names
+
+
+def test_roles_that_shared_a_node_are_separated_before_they_start(tmp_path: Path) -> None:
+    """After a kill, too. Nothing is opened that nodes with all roles will open together."""
+
+    async def body() -> None:
+        live = await killed_node(tmp_path)
+        wanted = config(tmp_path, separate=True)
+        wanted.folder.mkdir(parents=True)
+        live.rename(wanted.folder / "nodes")
+        prepare(config(tmp_path))
+        with pytest.raises(RedoMissing):
+            keys_of(wanted.folder / "nodes")
+        prepare(wanted)
+        assert keys_of(wanted.folder / "nodes") == [b"e1"]
+
+    asyncio.run(body())
 
 
 def test_whoever_is_served_by_others_stops_before_them(tmp_path: Path) -> None:
