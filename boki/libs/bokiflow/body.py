@@ -15,7 +15,7 @@ from boki.extending import Function, Payload, invocation_id_of
 from boki.libs.bokiflow.history import Scopes
 from boki.libs.bokiflow.locks.work import LeaveWork, TakeWork, request_of
 from boki.libs.bokiflow.machine import Machine
-from boki.libs.bokiflow.refusals import CompensationFailed, NotDeterministic, outside
+from boki.libs.bokiflow.refusals import CompensationFailed, NotDeterministic, outside, unfinished
 from boki.libs.bokiflow.stepping import Step
 from boki.libs.bokiflow.threads import BodyThread
 from boki.libs.bokiflow.work import CallWork, ParentClose, StepWork
@@ -71,7 +71,9 @@ class Body:
             found = await self._run()
         except GeneratorExit:
             raise
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, ContinueAsNew):
+                self.machine.mailbox.hand_over()  # it was, unless a task beside the body has raised this
             await self._leave_locks()
             raise
         await self._leave_locks()
@@ -241,14 +243,24 @@ class Body:
 
     @property
     def is_long(self) -> bool:
-        """Whether it may begin as new by itself here."""
-        machine = self.machine
-        return bool(self.continue_after) and machine.event_count >= self.continue_after and machine.may_continue
+        """Whether it may begin as new by itself here: not while a handler runs, whose work would be lost."""
+        machine, mailbox = self.machine, self.machine.mailbox
+        count = machine.event_count + mailbox.taken_count
+        if not self.continue_after or count < self.continue_after or not machine.may_continue:
+            return False
+        return mailbox.is_in_handler or not mailbox.running_handlers
 
     def continue_as_new(self, payload: tuple[Any, ...]) -> NoReturn:
         """See `flow`."""
         if self.joined is not None:
             raise WrongState("a workflow that is part of a transaction cannot continue as new: call it outside of it")
+        machine, mailbox = self.machine, self.machine.mailbox
+        if not mailbox.is_in_handler:  # where it is refused
+            handlers = mailbox.running_handlers
+            if handlers:  # what they still do would not be in the payload, and their updates would be answered
+                raise unfinished(machine.name, handlers)
+            if machine.is_in_body:
+                mailbox.hand_over()
         raise ContinueAsNew(payload)
 
 

@@ -194,6 +194,12 @@ class Flow:
         """
         body_of("flow.on_update").machine.mailbox.on_update(name, handler, validator)
 
+    def all_handlers_finished(self) -> bool:
+        """Whether no handler of a signal or an update is running: `await flow.wait_for(flow.all_handlers_finished)`
+        before the workflow returns, or continues as new. Not from a handler, which would wait for itself.
+        """
+        return not body_of("flow.all_handlers_finished").machine.mailbox.running_handlers
+
     def on_query(self, name: str, handler: Callable[[Any], Any]) -> None:
         """Have each query of that name be answered with what `handler` returns: a `def` that only reads."""
         body_of("flow.on_query").on_query(name, handler)
@@ -222,7 +228,11 @@ class Flow:
             self.continue_as_new(*payload)
 
     def continue_as_new(self, *payload: Any) -> NoReturn:
-        """Begin again with this payload, under the same id, and with an empty journal. Messages are kept."""
+        """Begin again with this payload, under the same id, and with an empty journal.
+
+        Messages that were not taken before are kept for that, also those that come while the body is unwound.
+        `UnfinishedHandlers` while handlers are running: see `all_handlers_finished`.
+        """
         body = body_of("flow.continue_as_new")
         if body.joined is None and open_transaction() is not None:
             raise WrongState("a workflow cannot continue as new inside of a transaction, which would not be committed")

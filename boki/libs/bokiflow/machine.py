@@ -159,8 +159,15 @@ class Machine:
         """Start the body at this time, in this context."""
         self.began_us = self.now_us = began_us
         self._context = context
-        self._main = self.loop.create_task(self._body(), name=self.name, context=context.copy())
+        self._main = self.loop.create_task(self._whole_body(), name=self.name, context=context.copy())
+        self.mailbox.begin(self._main)
         self._run()
+
+    async def _whole_body(self) -> Any:
+        try:
+            return await self._body()
+        finally:
+            self.mailbox.close()  # at once: tasks beside the body may be about to run, and would take messages
 
     def replay(self, entry: Entry, seqnum: int) -> None:
         """The next record of the journal. Messages up to its `seen` were delivered before."""
@@ -289,6 +296,7 @@ class Machine:
         if condition():
             future.set_result(None)
         else:
+            self.mailbox.reopen()
             self._conditions.append((condition, future))
         return future
 
@@ -362,9 +370,21 @@ class Machine:
         """Whether the body has ended."""
         return self._main is not None and self._main.done()
 
+    @property
+    def error(self) -> BaseException | None:
+        """What the body has raised; None if it has not ended, or otherwise."""
+        main = self._main
+        return main.exception() if main is not None and main.done() and not main.cancelled() else None
+
+    @property
+    def is_in_body(self) -> bool:
+        """Whether the task that runs now is that of the body, and none beside it."""
+        return asyncio.current_task(self.loop) is self._main
+
     def result(self) -> Any:
         """What the body returned; raises what it raised."""
         assert self._main is not None, "it has begun"
+        handlers = self.mailbox.running_handlers
         try:
             value = self._main.result()
         except asyncio.CancelledError:
@@ -372,9 +392,14 @@ class Machine:
                 raise self._failure from None
             reason = self._cancel_reason
             raise cancelled(self.name, _BY_ITSELF if reason is None else reason) from None
+        except Exception:
+            raise
         except SystemExit as error:  # it would end the worker process, and the other workflows in it
             raise RuntimeError(f"the workflow raised SystemExit({error.code!r}): return, or raise an error") from error
-        handlers = self.mailbox.running_handlers
+        except BaseException:  # it continues as new
+            if handlers:
+                raise unfinished(self.name, handlers) from None
+            raise
         if handlers:
             raise unfinished(self.name, handlers)
         return value

@@ -3,12 +3,16 @@
 A message is delivered once, in the order of the log, and kept until the body takes it: a signal may come before anyone
 waits for it, or before the workflow was started. Messages belong to the workflow's id, so those that were not taken are
 there for the workflow that continues it.
+
+**Hand-over.** `flow.continue_as_new` hands over the state that the body has at the call. Nothing is taken from then on,
+and a request to cancel is kept as well: a handler would change a state that has been handed over, and its update would
+be answered all the same. The next execution reads from the first message that is kept.
 """
 
 from __future__ import annotations
 
 import inspect
-from asyncio import CancelledError
+from asyncio import CancelledError, current_task
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -52,8 +56,13 @@ class Mailbox:
         self._loop = loop
         self._cancel = cancel
         self._fail = fail
-        self._kept: dict[int, Signalled | Updated | Resolved] = {}
+        self._kept: dict[int, Signalled | Updated | Resolved | CancelRequested | Admission] = {}
         """Messages that nobody has taken, by seqnum."""
+        self._main: FlowTask[Any] | None = None
+        self._is_handed_over = False
+        """Whether the body has handed over its state to the next execution."""
+        self._is_closed = False
+        """Whether the body has ended."""
         self._receivers: dict[str, deque[FlowFuture[Any]]] = {}
         self._promises: dict[str, FlowFuture[Any]] = {}
         self._signal_handlers: dict[str, Handler] = {}
@@ -68,6 +77,10 @@ class Mailbox:
         self.answers: list[Answered] = []
         """Answers to be sent, once everything before them is durable."""
 
+    def begin(self, main: FlowTask[Any]) -> None:
+        """This is the task of the body."""
+        self._main = main
+
     # what the log brings
 
     def deliver(self, seqnum: int, note: Note, stood_at: int) -> None:
@@ -80,15 +93,15 @@ class Mailbox:
                 self._answered.add(note.id)
                 self.answers = [answer for answer in self.answers if answer.id != note.id]
             case CancelRequested():
-                self._cancel(note.reason)
+                self._ask_to_end(seqnum, note, note.reason)
             case Wanted() | Freed():
                 self.locks.deliver(stood_at, note)
             case Admission():
                 why = dict(note.cancelled).get(self.request)
                 if why is not None:
-                    self._cancel(why)
+                    self._ask_to_end(seqnum, note, why)
             case Paused() | Resumed():
-                pass
+                self._obey(seqnum)
             case _:
                 assert_never(note)
 
@@ -113,12 +126,48 @@ class Mailbox:
         """Names of the messages whose handlers have not ended."""
         return [name for task, name in self._running.items() if not task.done()]
 
+    @property
+    def has_answered(self) -> bool:
+        """Whether updates were answered."""
+        return bool(self._answered)
+
+    # the end of the body
+
+    @property
+    def is_in_handler(self) -> bool:
+        """Whether the task that runs now is that of a handler."""
+        return current_task(self._loop) in self._running
+
+    def hand_over(self) -> None:
+        """The body continues as new with the state that it has now: see the module."""
+        self._is_handed_over = True
+
+    def reopen(self) -> None:
+        """The body waits for a message again after it has handed over: it has caught `ContinueAsNew`, and lives on.
+
+        A task beside the body that still runs may not: what it took would be lost.
+        """
+        if not self._is_handed_over or self._is_closed or current_task(self._loop) is not self._main:
+            return
+        self._is_handed_over = False
+        for seqnum, note in list(self._kept.items()):
+            if isinstance(note, CancelRequested | Admission):
+                del self._kept[seqnum]
+                self.deliver(seqnum, note, seqnum)
+            else:
+                self._offer(seqnum, note)
+
+    def close(self) -> None:
+        """The body has ended: nobody takes anything any more."""
+        self._is_closed = True
+
     # what the body asks for
 
     def receive(self, name: str) -> FlowFuture[Any]:
         """The next signal of that name."""
+        self.reopen()
         future = self._loop.create_future()
-        for seqnum, note in self._kept.items():
+        for seqnum, note in self._kept.items() if self._is_open else ():
             if isinstance(note, Signalled) and note.name == name:
                 self._take(seqnum)
                 future.set_result(_value(note.payload, name))
@@ -128,6 +177,7 @@ class Mailbox:
 
     def promise(self, name: str) -> FlowFuture[Any]:
         """The promise of that name: the same future each time."""
+        self.reopen()
         future = self._promises.get(name)
         if future is None:
             future = self._promises[name] = self._loop.create_future()
@@ -138,6 +188,7 @@ class Mailbox:
 
     def on_signal(self, name: str, handler: Handler) -> None:
         """Have signals of that name be given to `handler`, those that are kept included."""
+        self.reopen()
         self._signal_handlers[name] = handler
         self._offer_kept(Signalled, name)
 
@@ -149,6 +200,7 @@ class Mailbox:
                 "handler finds out",
                 field="validator",
             )
+        self.reopen()
         self._update_handlers[name] = (handler, validator)
         self._offer_kept(Updated, name)
 
@@ -166,6 +218,23 @@ class Mailbox:
 
     # in between
 
+    @property
+    def _is_open(self) -> bool:
+        return not self._is_handed_over and not self._is_closed
+
+    def _ask_to_end(self, seqnum: int, note: CancelRequested | Admission, reason: str) -> None:
+        """Cancel the workflow, or leave that to the one that continues it."""
+        if self._is_handed_over:
+            self._kept[seqnum] = note
+            return
+        self._obey(seqnum)
+        self._cancel(reason)
+
+    def _obey(self, seqnum: int) -> None:
+        """This execution obeys the request, and the next one, which reads from the first kept message on, must not."""
+        if self._kept:
+            self._taken.add(seqnum)
+
     def _offer_kept(self, kind: type[Signalled | Updated], name: str) -> None:
         for seqnum, note in list(self._kept.items()):
             if isinstance(note, kind) and note.name == name:
@@ -173,6 +242,8 @@ class Mailbox:
 
     def _offer(self, seqnum: int, note: Signalled | Updated | Resolved) -> None:
         """Give a message to whoever wants it now."""
+        if not self._is_open:
+            return
         match note:
             case Signalled():
                 self._offer_signal(seqnum, note)

@@ -111,7 +111,7 @@ class NoSuchSchedule(NotFound):
 
 
 class UnfinishedHandlers(WrongState):
-    """The workflow returned while handlers of its messages were still running: await them, or what they do."""
+    """The workflow returned or continued as new while handlers of its messages were still running: await them."""
 
     code = "unfinished_handlers"
 
@@ -176,8 +176,8 @@ def unfinished(workflow: str, handlers: list[str]) -> UnfinishedHandlers:
     """The error that names them."""
     names = ", ".join(sorted(set(handlers)))
     return UnfinishedHandlers(
-        f"workflow {workflow} returned while handlers of {names} were running: wait for them before it returns, as by "
-        "await flow.wait_for(lambda: ...)",
+        f"workflow {workflow} returned or continued as new while handlers of {names} were running: wait for them "
+        "before that, by await flow.wait_for(flow.all_handlers_finished)",
         outcome="failed",
         handlers=sorted(set(handlers)),
     )

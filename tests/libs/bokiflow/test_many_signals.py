@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from random import Random
 
 import pytest
@@ -23,6 +24,41 @@ async def threes(count: int) -> int:
     if count > PER_ROUND:
         flow.continue_as_new(count - PER_ROUND)
     return len(found)
+
+
+@workflow
+async def handled(state: tuple[int, int, int]) -> tuple[int, int]:
+    """Has a handler add what comes, in signals and in updates, and continues as new after three or more."""
+    count, total, taken = state
+    got: list[int] = []
+
+    def take(number: int) -> int:
+        got.append(number)
+        return taken + len(got)
+
+    flow.on_signal("x", take)
+    flow.on_update("x", take)
+    await flow.wait_for(lambda: len(got) >= min(PER_ROUND, count - taken))
+    total, taken = total + sum(got), taken + len(got)
+    return (total, taken) if taken >= count else flow.continue_as_new((count, total, taken))
+
+
+async def test_handlers_get_each_of_many_messages_once(pytestconfig: pytest.Config) -> None:
+    """What a handler has taken is in the state that is handed over, and what it has not taken comes to the next one."""
+    # fewer than above: each of the updates that wait for an answer reads all that comes meanwhile
+    count, rng = 2_000 if wants_all(pytestconfig) else 500, Random(15)
+    async with boki.testing.context() as ctx:
+        handle = await handled.start(ctx, (count, 0, 0), id="many")
+        updates: list[asyncio.Task[int]] = []
+        for number in range(count):
+            if rng.random() < 0.3:
+                updates.append(asyncio.create_task(handle.update("x", number)))
+            else:
+                await handle.signal("x", number)
+            if rng.random() < 0.1:
+                await ctx.clock.advance(rng.choice([0.0, 0.01, 0.5, 100.0]))
+        assert await handle.result() == (sum(range(count)), count)
+        assert len(set(await asyncio.gather(*updates))) == len(updates)
 
 
 async def test_each_of_many_signals_is_taken_once(pytestconfig: pytest.Config) -> None:
