@@ -10,11 +10,11 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from contextvars import Context as Variables
-from functools import partial
 from typing import Any, Final, Protocol, assert_never
 
 from boki import BokiError, Context
 from boki.extending import Payload
+from boki.libs.bokiflow.answering import append_answer
 from boki.libs.bokiflow.asking import StoreWork
 from boki.libs.bokiflow.attempts import Attempts
 from boki.libs.bokiflow.calling import Calling
@@ -25,9 +25,8 @@ from boki.libs.bokiflow.journal import JournalWriter
 from boki.libs.bokiflow.keeping import Keeper
 from boki.libs.bokiflow.machine import Command, Machine
 from boki.libs.bokiflow.mailbox import note_of_answer
-from boki.libs.bokiflow.records import Answered, Beat, Fact, Intended, Result, Retrying, inbox_tag
+from boki.libs.bokiflow.records import Answered, Beat, Fact, Intended, Result, Retrying
 from boki.libs.bokiflow.work import CallWork, StepWork, Works
-from boki.libs.fold.retrying import until_decided
 
 _AGAIN_US: Final = 300_000
 """How long after a call that could not be made it is tried again."""
@@ -226,12 +225,9 @@ class Carrier:
 
     async def answer(self, answers: Sequence[Answered]) -> None:
         """Send these answers to updates; under keys, because a replay makes them again."""
-        logbook, flow_id = self._ctx.logbook, self._ctx.invocation_id
+        most_bytes = self._ctx.logbook.session.caller.limits.record_bytes
         for answer in answers:
-            key = f"flow-answer:{flow_id}:{answer.id}"
-            note = note_of_answer(answer, logbook.session.caller.limits.record_bytes)
-            append = partial(logbook.append, note, [inbox_tag(flow_id)], key=key)
-            await until_decided(append, f"an answer of workflow {flow_id}")
+            await append_answer(self._ctx, note_of_answer(answer, most_bytes), answer.id)
 
     def stop(self, command: Command) -> None:
         """The body does not want it any more."""

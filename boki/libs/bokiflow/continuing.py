@@ -6,6 +6,7 @@ from functools import partial
 
 from boki import Context
 from boki.extending import Payload
+from boki.libs.bokiflow.answering import trim_answers
 from boki.libs.bokiflow.history import History
 from boki.libs.bokiflow.inbox import InboxReader
 from boki.libs.bokiflow.journal import JournalWriter
@@ -42,3 +43,5 @@ async def record_continuation(
         await until_answered(partial(trim, journal.last_seqnum, tag=journal_tag(run)), "a trim")
         if cursor:
             await until_answered(partial(trim, cursor + 1, tag=inbox_tag(run)), "a trim")
+        if machine.mailbox.has_answered:
+            await trim_answers(ctx, now_us)

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import msgspec
 
-from boki import BokiError, DeadlineExceeded, InvalidArgument, KeyReused, LogBook, NoSuchInvocation, WrongState
+from boki import BokiError, DeadlineExceeded, InvalidArgument, KeyReused, LogBook, NoSuchInvocation, Trimmed, WrongState
 from boki.extending import (
     ATTENDS,
     OVER,
@@ -25,6 +25,7 @@ from boki.extending import (
     uncertain,
     version_of,
 )
+from boki.libs.bokiflow.answering import trimmed_answer
 from boki.libs.bokiflow.beginning import Beginning, Calls, QueryRequest, ended_attendant
 from boki.libs.bokiflow.closing import CLOSER
 from boki.libs.bokiflow.gates.marks import LIMIT
@@ -41,6 +42,7 @@ from boki.libs.bokiflow.records import (
     encode_note,
     inbox_tag,
     note_of,
+    updates_tag,
 )
 from boki.libs.bokiflow.refusals import Diverged, NoSuchWorkflow, WorkflowEnded, no_such_workflow
 from boki.libs.bokiflow.replaying import Runnable, ask_query
@@ -167,7 +169,8 @@ class Handle(Generic[R]):
     ) -> Any:
         """Send a message and wait for its answer; raises what the handler, or its validator, raised.
 
-        `id`: the same id sends nothing again, and gives the same answer; `KeyReused` if it was another update.
+        `id`: the same id within 24 hours sends nothing again, and gives the same answer, also if the workflow has
+        continued as new since; `KeyReused` if it was another update. `Trimmed` if that answer is not kept any more.
         `DeadlineExceeded` if the answer has not come after `wait_s`, or at the deadline of the calling function: the
         update was sent, and its id is in the error.
         """
@@ -176,11 +179,11 @@ class Handle(Generic[R]):
                 await self._check_running()
         update_id = check_key(id, "id") if id is not None else uuid4().hex
         note = Updated(check_key(name, "name"), encode_any(payload, f"payload of update {name}"), update_id)
-        seqnum = await self._send(note, f"update:{update_id}")
+        seqnum = await self._send(note, f"update:{update_id}", updates_tag(self.invocation_id))
         try:
             async with asyncio.timeout(wait_s):
-                answer = await self._answer(note, seqnum if id is not None else seqnum + 1)
-        except (WorkflowEnded, KeyReused):
+                answer = await self._answer(note, seqnum, is_repeated=id is not None)
+        except (WorkflowEnded, KeyReused, Trimmed):
             raise
         except (BokiError, TimeoutError) as error:  # it is about the wait: the update is in the log
             why = f" ({error})" if isinstance(error, BokiError) else ""
@@ -327,30 +330,53 @@ class Handle(Generic[R]):
             start, is_end, is_whole = page.next_start, page.is_end, is_whole and not page.first_seqnum
         return False, is_whole
 
-    async def _send(self, note: Note, key: str | None) -> int:
-        tag = inbox_tag(self.invocation_id)
+    async def _send(self, note: Note, key: str | None, *tags: str) -> int:
         logged = None if key is None else f"flow:{self.invocation_id}:{key}"
-        return await self._logbook.append(encode_note(note), [tag], key=logged)
+        return await self._logbook.append(encode_note(note), [inbox_tag(self.invocation_id), *tags], key=logged)
 
-    async def _answer(self, update: Updated, start: int) -> Result:
-        """Wait for the answer, or for the end of the workflow. If the record at `start` is another update that was sent
-        under the same id before: `KeyReused`.
+    async def _answer(self, update: Updated, seqnum: int, *, is_repeated: bool) -> Result:
+        """Wait for the answer, or for the end of the workflow. `is_repeated`: the update may have been sent before.
+
+        `KeyReused` if the record at `seqnum` is another update, which was sent under the same id.
         """
         tag = inbox_tag(self.invocation_id)
+        start, wait_s = (seqnum, 0.0) if is_repeated else (seqnum + 1, _ANSWER_S)
         while True:
-            page = await self._logbook.read(tag, start=start, limit=_PAGE, wait_s=_ANSWER_S)
+            page = await self._logbook.read(tag, start=start, limit=_PAGE, wait_s=wait_s)
+            is_missing = start == seqnum and not (page.records and page.records[0].seqnum == seqnum)
             for record in page.records:
                 note = note_of(record.data)
                 if isinstance(note, Answered) and note.id == update.id:
                     return note.result
                 if isinstance(note, Updated) and note.id == update.id and note != update:
-                    said = f"the id {update.id!r} was used for another update of {self!r} ({note.name}): use a new one"
-                    raise KeyReused(said, field="id", update=update.id)
-            start = page.next_start
+                    raise self._reused(note)
+            if is_missing or page.first_seqnum > start:  # the workflow has continued as new since
+                found = await self._trimmed_answer(update, seqnum)
+                if found is not None:
+                    return found
+            start, wait_s = page.next_start, _ANSWER_S
             state = None if page.records else await self._state()
-            if state is not None and state.state in OVER:
-                said = f"{self!r} has ended ({state.state}): the update was sent, and it did not answer"
-                raise WorkflowEnded(said, outcome="unknown", state=state.state)
+            if state is not None:
+                self._check_answers(state)
+
+    async def _trimmed_answer(self, update: Updated, seqnum: int) -> Result | None:
+        try:
+            found = await trimmed_answer(self._logbook, self.invocation_id, update, seqnum)
+        except Trimmed:
+            self._check_answers(await self._state())  # after the end all of it is trimmed
+            raise
+        if isinstance(found, Updated):
+            raise self._reused(found)
+        return found
+
+    def _reused(self, first: Updated) -> KeyReused:
+        said = f"the id {first.id!r} was used for another update of {self!r} ({first.name}): use a new one"
+        return KeyReused(said, field="id", update=first.id)
+
+    def _check_answers(self, state: InvocationState) -> None:
+        if state.state in OVER:
+            said = f"{self!r} has ended ({state.state}): the update was sent, and it did not answer"
+            raise WorkflowEnded(said, outcome="unknown", state=state.state)
 
     async def _check_running(self) -> None:
         state = await self._state()

@@ -8,8 +8,10 @@ A workflow run is a logged call. In the LogBook of that call it has two tags:
 - the **inbox** holds what others sent: signals, updates, resolved promises, requests to cancel or to pause. Anyone may
   append to it at any time, before the start and after the end.
 
-The two never conflict. Each journal record says in `seen` which message of the inbox was delivered last before it, so
-a replay delivers both in the same order.
+Updates and their answers have a third tag beside that of the inbox: see `boki.libs.bokiflow.answering`.
+
+Journal and inbox never conflict. Each journal record says in `seen` which message of the inbox was delivered last
+before it, so a replay delivers both in the same order.
 
 **Writers.** The condition on the count alone is not enough while several appends are in flight: if place 3 is lost to
 another execution, the record for place 4 may still find four records in front of it. So a record names its writer and
@@ -227,6 +229,11 @@ def journal_tag(run: str) -> str:
 def inbox_tag(workflow: str) -> str:
     """The tag of a workflow's inbox."""
     return f"!fi:{workflow}"
+
+
+def updates_tag(workflow: str) -> str:
+    """The tag of a workflow's updates and their answers, which outlive their place in the inbox."""
+    return f"!fu:{workflow}"
 
 
 def ended_tag(keep_s: float) -> str:

@@ -23,7 +23,16 @@ from typing import Final, TypeVar
 from boki import BokiError, ConditionFailed, Context, Expect, LogBook, Record
 from boki.extending import ended_before, ends_of, forget_tags
 from boki.libs.bokiflow.clocks import clock_of
-from boki.libs.bokiflow.records import Began, Entry, encode_entry, ended_tag, inbox_tag, journal_tag, run_of
+from boki.libs.bokiflow.records import (
+    Began,
+    Entry,
+    encode_entry,
+    ended_tag,
+    inbox_tag,
+    journal_tag,
+    run_of,
+    updates_tag,
+)
 from boki.libs.fold.registry import Tasks
 from boki.libs.fold.retrying import until_answered
 from boki.retry import Backoff
@@ -130,7 +139,7 @@ async def _leave(logbook: LogBook, records: list[Record], until_us: int, *, is_f
     runs = [run for run in dict.fromkeys(run_of(record.tags) for record in records) if run]
     over = await _over(logbook, runs, until_us)
     before, journals = records[-1].next_seqnum, [journal_tag(run) for run in over]
-    forgotten = await _used(logbook, [inbox_tag(run) for run in over])
+    forgotten = await _used(logbook, [tag for run in over for tag in (inbox_tag(run), updates_tag(run))])
     if is_forgotten:
         forgotten += journals
     else:

@@ -43,7 +43,7 @@ def _openapi() -> Mapping[str, Any]:
 
 FACE: Final = Face(
     library="bokiflow",
-    tags=("!fe:", "!fj:", "!fi:", "!fs:", "!fl:", "!fg:", "!fq:"),
+    tags=("!fe:", "!fj:", "!fi:", "!fu:", "!fs:", "!fl:", "!fg:", "!fq:"),
     commands=CommandGroup(
         name="flow",
         help="Start workflows, look at them, speak to them.",

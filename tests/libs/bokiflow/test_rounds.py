@@ -1,0 +1,114 @@
+"""What holds from round to round of a workflow that continues as new: pauses, children, answers, and its length."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import boki.testing
+from boki import FunctionFailed, KeyReused, Trimmed
+from boki.libs.bokiflow import flow, step, workflow
+from boki.libs.bokiflow.records import inbox_tag, updates_tag
+
+pytestmark = pytest.mark.usefixtures("each_mode")
+
+DAY_S = 24 * 3600
+ROUNDS: list[int] = []
+
+
+@pytest.fixture(autouse=True)
+def forget() -> None:
+    ROUNDS.clear()
+
+
+@step
+async def add(a: int, b: int) -> int:
+    return a + b
+
+
+# updates that are repeated
+
+
+@workflow
+async def counts(total: int) -> int:
+    """Each update is a round."""
+    got: list[int] = []
+
+    def take(number: int) -> int:
+        got.append(number)
+        return total + number
+
+    flow.on_update("add", take)
+    await flow.wait_for(lambda: bool(got))
+    return total + got[0] if got[0] == 0 else flow.continue_as_new(total + got[0])
+
+
+async def test_a_repeated_update_gets_its_answer(boki_context: boki.testing.Context) -> None:
+    """Also in a later round, which has trimmed it, and after the end."""
+    ctx = boki_context
+    handle = await counts.start(ctx, 0, id="c")
+    assert await handle.update("add", 1, id="u") == 1
+    assert await handle.update("add", 2, id="v") == 3
+    before_us = ctx.clock.now_us
+    for _ in range(2):
+        assert await handle.update("add", 1, id="u") == 1
+        assert await handle.update("add", 2, id="v") == 3
+    assert ctx.clock.now_us - before_us < 1_000_000
+    for other in (handle.update("add", 7, id="u"), handle.update("take", 1, id="u")):
+        with pytest.raises(KeyReused, match="'u'"):
+            await other
+    assert await handle.update("add", 0, id="w") == 3
+    assert await handle.result() == 3
+    assert await handle.update("add", 1, id="u") == 1
+
+
+async def test_an_answer_that_is_not_kept_is_a_clear_error(boki_context: boki.testing.Context) -> None:
+    """An older Boki kept none: that is said at once."""
+    ctx = boki_context
+    handle = await counts.start(ctx, 0, id="c")
+    assert await handle.update("add", 1, id="u") == 1
+    assert await handle.update("add", 2, id="v") == 3
+    tag = updates_tag(handle.invocation_id)
+    last = await ctx.logbook.check_tail(tag)
+    assert last is not None
+    await ctx.logbook.trim(last.next_seqnum, tag=tag)
+    before_us = ctx.clock.now_us
+    with pytest.raises(Trimmed, match="answered before the workflow continued as new") as caught:
+        await handle.update("add", 1, id="u")
+    assert (caught.value.outcome, caught.value.update) == ("unknown", "u")
+    assert ctx.clock.now_us - before_us < 1_000_000
+
+
+async def test_answers_are_kept_as_long_as_ids(boki_context: boki.testing.Context) -> None:
+    """A day; then a continuation trims them."""
+    ctx = boki_context
+    handle = await counts.start(ctx, 0, id="c")
+    tag = updates_tag(handle.invocation_id)
+    for number in range(1, 4):
+        await handle.update("add", number, id=f"u{number}")
+    await ctx.clock.advance(DAY_S / 2)
+    await handle.update("add", 4, id="u4")
+    assert len((await ctx.logbook.read(tag)).records) == 8
+    await ctx.clock.advance(DAY_S / 2 + 60)
+    await handle.update("add", 5, id="u5")
+    await ctx.clock.advance(1)
+    assert len((await ctx.logbook.read(tag)).records) == 4
+    assert await handle.update("add", 4, id="u4") == 10
+
+
+async def test_answers_are_trimmed_with_the_history(boki_context: boki.testing.Context) -> None:
+    """After the time for which histories are kept. Another workflow that ends has its process look for such ones."""
+    ctx = boki_context
+    handle = await counts.start(ctx, 0, id="c")
+    for number in (1, 2, 0):
+        await handle.update("add", number)
+    assert await handle.result() == 3
+    tag = updates_tag(handle.invocation_id)
+    assert len((await ctx.logbook.read(tag)).records) == 6
+    await ctx.clock.advance(DAY_S + 120)
+    other = await counts.start(ctx, 0, id="d")
+    await other.update("add", 0)
+    await ctx.clock.advance(1)
+    assert not (await ctx.logbook.read(tag)).records
