@@ -43,7 +43,7 @@ class Body:
     ) -> None:
         self.scopes = scopes
         self.continue_after = 0
-        """After this many steps, timers and calls it may begin as new by itself; 0: never."""
+        """After this many steps, timers, calls and messages it may begin as new by itself; 0: never."""
         """What the numbers of its commands and calls are unique in."""
         self.flow_id = flow_id
         self.book = book

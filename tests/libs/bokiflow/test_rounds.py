@@ -112,3 +112,80 @@ async def test_answers_are_trimmed_with_the_history(boki_context: boki.testing.C
     await other.update("add", 0)
     await ctx.clock.advance(1)
     assert not (await ctx.logbook.read(tag)).records
+
+
+# length
+
+
+@workflow(continue_after=10)
+async def receives(left: int) -> int:
+    """Nothing but messages."""
+    ROUNDS.append(left)
+    while left:
+        flow.continue_if_long(left)
+        await flow.receive("x")
+        left -= 1
+    return left
+
+
+@workflow(continue_after=10)
+async def handles(left: int) -> int:
+    def take(number: int) -> int:
+        nonlocal left
+        left -= 1
+        return number
+
+    flow.on_signal("x", take)
+    flow.on_update("y", take)
+    ROUNDS.append(left)
+    while left > 0:
+        before = left
+        await flow.wait_for(lambda: left < before)  # noqa: B023 - it is awaited here
+        flow.continue_if_long(left)
+    return left
+
+
+@pytest.mark.parametrize("taker", [receives, handles])
+async def test_messages_make_a_workflow_long(boki_context: boki.testing.Context, taker: Any) -> None:
+    """A workflow that does nothing but to take messages continues as new by itself, and leaves few of them behind."""
+    ctx = boki_context
+    handle = await taker.start(ctx, 200, id="r")
+    for number in range(180):
+        await handle.signal("x", number)
+    await ctx.clock.advance(5)
+    inbox = await ctx.logbook.read(inbox_tag(handle.invocation_id), limit=1_000)
+    assert len(inbox.records) <= 10
+    assert len(set(ROUNDS)) >= 180 // 11
+    for number in range(20):
+        if taker is handles:
+            assert await handle.update("y", number) == number
+        else:
+            await handle.signal("x", number)
+    assert await handle.result() == 0
+
+
+async def test_a_long_workflow_waits_for_its_handlers(boki_context: boki.testing.Context) -> None:
+    """`continue_if_long` does nothing while one runs: it is asked again."""
+
+    @workflow(continue_after=3)
+    async def long(total: int) -> int:
+        async def think(number: int) -> int:
+            nonlocal total
+            await flow.sleep(2)
+            total += number
+            return total
+
+        flow.on_update("think", think)
+        ROUNDS.append(total)
+        while total < 50:
+            flow.continue_if_long(total)
+            await flow.sleep(1)
+        return total
+
+    ctx = boki_context
+    handle = await long.start(ctx, 0)
+    for turn in range(1, 6):
+        assert await handle.update("think", 10) == 10 * turn
+        await ctx.clock.advance(5)
+    assert await handle.result() == 50
+    assert len(set(ROUNDS)) > 1
