@@ -29,7 +29,7 @@ async def record_continuation(
     cursor, taken = machine.mailbox.cursor(machine.seen)
     # what says that they are forgotten is trimmed below, so the record has to name them, also those not read so far
     end = max((high for _, high in history.forgotten), default=0)
-    await until_answered(partial(inbox.read_to, end), "a workflow's messages")
+    await inbox.read_to(end)
     before = history.continued.taken if history.continued is not None else ()
     taken = tuple(sorted(seqnum for seqnum in {*taken, *before, *inbox.passed} if seqnum > cursor))
     journal.add(Continued(payload, journal.place, number, taken), cursor, now_us, machine.began_us)

@@ -30,13 +30,11 @@ from boki.libs.bokiflow.hooks import hooks
 from boki.libs.bokiflow.inbox import InboxReader, Letter
 from boki.libs.bokiflow.journal import JournalWriter
 from boki.libs.bokiflow.keeping import Keeper
+from boki.libs.bokiflow.pausing import Pause
 from boki.libs.bokiflow.records import (
-    CancelRequested,
     Done,
     Fact,
     Fired,
-    Paused,
-    Resumed,
     ended_tag,
     inbox_tag,
     journal_tag,
@@ -106,7 +104,7 @@ class Execution:
         self._timer_n = -1
         self._listen_timer: FlowTimer | None = None
         self._rest_timer: FlowTimer | None = None
-        self._is_paused = ""
+        self._pause = Pause()
         self._is_turning = False
         self._events = 0
         """Counts what has happened, to notice that nothing has."""
@@ -122,6 +120,8 @@ class Execution:
             await self.inbox.read_to_end()
         elif self._history.entries:
             await self.inbox.read_to(max(entry.seen for entry in self._history.entries))
+        elif self._history.continued is not None:  # short rounds would never look for a request to end or to pause
+            await self.inbox.read_to(self.inbox.next_start)
         self._loop.call_soon(self._begin)
         with self._clock.waiting():
             await self._ended
@@ -240,17 +240,12 @@ class Execution:
         """Deliver what has come, unless the workflow is paused: then only what ends the pause."""
         letters = self.inbox.letters
         while letters and not self._ended.done() and self.machine.diverged is None and not self._keeper.is_busy:
-            if self._is_paused:
-                if not any(isinstance(letter.note, Resumed | CancelRequested) for letter in letters):
-                    return
-                self._is_paused = ""
+            if self._pause.holds(letters):
+                return
             self._hand_over(letters.popleft())
 
     def _hand_over(self, letter: Letter) -> None:
-        if isinstance(letter.note, Paused):
-            self._is_paused = letter.note.reason or "by request"
-        elif isinstance(letter.note, Resumed | CancelRequested):
-            self._is_paused = ""
+        self._pause.hear(letter.note)
         self._events += 1
         self.machine.deliver(*letter)
 
@@ -291,7 +286,7 @@ class Execution:
                 self._carrier.stop(command)
         if self._leaving.is_due and self._leaving.begins():
             return
-        if machine.started and not self._is_paused and not self._leaving.holds:
+        if machine.started and not self._pause.reason and not self._leaving.holds:
             for command in machine.take_started():
                 if self._is_tried and not command.work.is_pure:
                     self.give_way()
@@ -304,7 +299,7 @@ class Execution:
         if self._keeper.is_busy and not machine.is_over:
             self._ask()
             return
-        if machine.is_over:
+        if machine.is_over and not self._waits_to_continue:
             if hooks().replays:
                 self.journal.flush()
             if self.journal.is_sent_firm and not machine.mailbox.answers and not self._background:
@@ -380,7 +375,7 @@ class Execution:
     def _on_durable(self) -> None:
         if self._keeper.is_busy:
             return  # it comes again
-        if not self._is_paused:
+        if not self._pause.reason:
             self._carrier.release()
         self._send_answers()
         if self.machine.is_over or self._carrier.quick or (self._rest_timer is None and self._is_idle):
@@ -415,7 +410,7 @@ class Execution:
 
     def _arm(self) -> None:
         due = self.machine.due_timer()
-        if due is None or due[1] == self._timer_n:
+        if due is None or due[1] == self._timer_n or self._pause.reason:  # it would be due at once, again and again
             return
         if self._timer is not None:
             self._timer.cancel()
@@ -428,18 +423,23 @@ class Execution:
             return
         due = self.machine.due_timer()
         is_due = due is not None and due[0] <= self._clock.now_us()
-        if due is not None and is_due and not self._ended.done() and not self._is_paused:
+        if due is not None and is_due and not self._ended.done() and not self._pause.reason:
             self.record(Fired(due[1]))
         self.turn()
 
     @property
     def _is_idle(self) -> bool:
         """Whether there is nothing to do but to wait."""
-        if (self._carrier.held and not self._is_paused) or self._keeper.is_busy:
+        if (self._carrier.held and not self._pause.reason) or self._keeper.is_busy:
             return False
         if self._carrier.is_running or self._background:
             return False
-        return self.journal.is_firm and not self.machine.is_over
+        return self.journal.is_firm and (not self.machine.is_over or self._waits_to_continue)
+
+    @property
+    def _waits_to_continue(self) -> bool:
+        """Whether the body has ended to continue as new, and waits for the end of a pause."""
+        return bool(self._pause.reason) and isinstance(self.machine.error, ContinueAsNew)
 
     def _plan_rest(self) -> None:
         if self._is_tried:
@@ -453,12 +453,12 @@ class Execution:
                 return
             due_us = self._carrier.next_due_us
             now_us = self._clock.now_us()
-            if self._events != events or (due_us and due_us <= now_us + _LINGER_US and not self._is_paused):
+            if self._events != events or (due_us and due_us <= now_us + _LINGER_US and not self._pause.reason):
                 self._plan_rest()
             else:
                 self.spawn(self._try_to_rest())
 
-        linger_us = 0 if self._is_paused else _LINGER_US
+        linger_us = 0 if self._pause.reason else _LINGER_US
         self._rest_timer = self._clock.call_at(self._clock.now_us() + linger_us, look)
 
     async def _try_to_rest(self) -> None:
@@ -472,11 +472,12 @@ class Execution:
         machine, journal = self.machine, self.journal
         for retrying in self._carrier.retrying:
             journal.add(retrying, machine.seen, machine.now_us, machine.began_us)
-        if not journal.begin(machine.seen, machine.now_us, machine.began_us) and self._is_paused:
+        if not journal.begin(machine.seen, machine.now_us, machine.began_us) and self._pause.reason:
             journal.note_seen(machine.seen, machine.now_us, machine.began_us)
         journal.flush()
         await journal.rest()
-        found = await what_wakes(self._ctx, machine, self.inbox, self._clock.now_us())
+        is_paused = bool(self._pause.reason)
+        found = await what_wakes(self._ctx, machine, self.inbox, self._clock.now_us(), is_paused=is_paused)
         if found is None:
             return
         if self.inbox.letters:
@@ -487,7 +488,7 @@ class Execution:
             return
         if self._carrier.attempt_count != attempt_count:  # the log was slow, and an attempt was due meanwhile
             return
-        wake_us = 0 if self._is_paused else self._carrier.next_due_us
-        note = f"paused: {self._is_paused}" if self._is_paused else found.note
+        wake_us = 0 if self._pause.reason else self._carrier.next_due_us
+        note = f"paused: {self._pause.reason}" if self._pause.reason else found.note
         self._suspend = Suspend(wake_us, found.wakes, note[:200])
         self.end()

@@ -25,10 +25,12 @@ class Waits(NamedTuple):
     """For people; "": nothing that they want to know."""
 
 
-async def what_wakes(ctx: Context, machine: Machine, inbox: InboxReader, now_us: int) -> Waits | None:
+async def what_wakes(
+    ctx: Context, machine: Machine, inbox: InboxReader, now_us: int, *, is_paused: bool
+) -> Waits | None:
     """What the workflow waits for. None: the end of a call is about to come, or its start is under way.
 
-    Messages that had come before are in the letters of the inbox.
+    Messages that had come before are in the letters of the inbox. In a pause no end of a call matters.
     """
     run = ctx.invocation_id
     ahead = [
@@ -40,7 +42,7 @@ async def what_wakes(ctx: Context, machine: Machine, inbox: InboxReader, now_us:
     wakes = [WakeOn(ctx.logbook.name, inbox_tag(run), inbox.next_start)]
     wakes += [found.wake for _, found in ahead]
     calls = [command.work for command in machine.open_commands if isinstance(command.work, CallWork)]
-    if calls:
+    if calls and not is_paused:
         ends = ends_of(run)
         last = await ctx.logbook_named(ends.book).check_tail(ends.tag)
         wakes.append(ends_of(run, last.next_seqnum if last is not None else 0))

@@ -346,3 +346,52 @@ async def test_shield_and_uncancel(boki_context: boki.testing.Context) -> None:
     await ctx.clock.advance(5)
     await handle.cancel()
     assert await handle.result() == 5
+
+
+async def test_a_child_that_ends_in_a_pause(boki_context: boki.testing.Context) -> None:
+    """Its parent looked for what to do next without a rest, for as long as the pause lasted."""
+
+    @workflow
+    async def child() -> int:
+        await flow.sleep(10)
+        return 7
+
+    @workflow
+    async def parent() -> int:
+        found: int = await flow.call(child)
+        return found
+
+    ctx = boki_context
+    handle = await parent.start(ctx)
+    await ctx.clock.advance(5)
+    await handle.pause()
+    await ctx.clock.advance(100)
+    assert (await handle.status()).status == "paused"
+    await handle.resume()
+    assert await handle.result() == 7
+
+
+async def test_a_timer_that_is_due_in_a_pause(boki_context: boki.testing.Context) -> None:
+    """While a step still ran, it was asked for again and again."""
+    may_end = asyncio.Event()
+
+    @step
+    async def slow() -> str:
+        await may_end.wait()
+        return "in time"
+
+    @workflow
+    async def impatient() -> str:
+        try:
+            async with asyncio.timeout(10):
+                return await slow()
+        except TimeoutError:
+            return "too late"
+
+    ctx = boki_context
+    handle = await impatient.start(ctx)
+    await ctx.clock.advance(5)
+    await handle.pause()
+    await ctx.clock.advance(100)
+    await handle.resume()
+    assert await handle.result() == "too late"

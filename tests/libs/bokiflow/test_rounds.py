@@ -28,6 +28,89 @@ async def add(a: int, b: int) -> int:
     return a + b
 
 
+# pauses
+
+
+async def test_a_pause_holds_across_a_continuation(boki_context: boki.testing.Context) -> None:
+    """The step that runs comes to its end, and the next round does not begin before the resumption."""
+
+    may_end = asyncio.Event()
+
+    @step
+    async def slow(turn: int) -> int:
+        await may_end.wait()
+        ROUNDS.append(turn)
+        return turn + 1
+
+    @workflow
+    async def turning(turn: int) -> int:
+        turn = await slow(turn)
+        return turn if turn == 4 else flow.continue_as_new(turn)
+
+    ctx = boki_context
+    handle = await turning.start(ctx, 0, id="p")
+    await ctx.clock.advance(2)
+    await handle.pause("lunch")
+    await ctx.clock.advance(100)
+    may_end.set()
+    await ctx.clock.advance(100)
+    assert (await handle.status()).status == "paused"
+    assert (await handle.status()).note == "paused: lunch"
+    assert set(ROUNDS) == {0}
+    await handle.signal("a word")  # wakes it, and is no reason to continue
+    await ctx.clock.advance(100)
+    assert (await handle.status()).status == "paused"
+    await handle.resume()
+    assert await handle.result() == 4
+    assert set(ROUNDS) == {0, 1, 2, 3}
+
+
+async def test_a_paused_continuation_can_be_cancelled(boki_context: boki.testing.Context) -> None:
+    """Which ends the pause: the next round begins, and is cancelled."""
+    may_end = asyncio.Event()
+
+    @step
+    async def slow(turn: int) -> int:
+        await may_end.wait()
+        return turn + 1
+
+    @workflow
+    async def turning(turn: int) -> None:
+        ROUNDS.append(turn)
+        turn = await slow(turn)
+        flow.continue_as_new(turn)
+
+    ctx = boki_context
+    handle = await turning.start(ctx, 0, id="p")
+    await ctx.clock.advance(2)
+    await handle.pause()
+    await ctx.clock.advance(5)
+    may_end.set()
+    await ctx.clock.advance(5)
+    assert (await handle.status()).status == "paused"
+    assert set(ROUNDS) == {0}
+    await handle.cancel("enough")
+    with pytest.raises(FunctionFailed, match="enough"):
+        await handle.result()
+    assert set(ROUNDS) == {0, 1}
+
+
+async def test_short_rounds_hear_a_cancellation(boki_context: boki.testing.Context) -> None:
+    """No round is long enough to read its inbox by itself."""
+
+    @workflow
+    async def hasty(turn: int) -> int:
+        await flow.sleep(0.1)
+        return turn if turn == 1_000 else flow.continue_as_new(turn + 1)
+
+    ctx = boki_context
+    handle = await hasty.start(ctx, 0, id="h")
+    await ctx.clock.advance(3)
+    await handle.cancel("enough")
+    with pytest.raises(FunctionFailed, match="enough"):
+        await handle.result()
+
+
 # updates that are repeated
 
 
