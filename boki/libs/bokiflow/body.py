@@ -37,6 +37,8 @@ class Body:
 
     payload: Payload | None = None
     """What the workflow was begun with; None: it need not be kept for queries."""
+    is_continued = False
+    """Whether it continues what another body has begun, which may have left children."""
 
     def __init__(
         self, scopes: Scopes, flow_id: str, book: str, fn: Callable[..., Any], arguments: tuple[Any, ...]
@@ -240,6 +242,11 @@ class Body:
     def uuid(self) -> UUID:
         """A random UUID."""
         return UUID(int=self.random.getrandbits(128), version=4)
+
+    @property
+    def may_have_children(self) -> bool:
+        """Whether it may leave children that are to be treated as their policies say."""
+        return bool(self.children) or self.is_continued
 
     @property
     def is_long(self) -> bool:

@@ -78,6 +78,20 @@ async def kill_tree(ctx: Context, run: str) -> None:
     await _kill_all(ctx, [run])
 
 
+async def close_children(ctx: Context, *, is_copy: bool) -> None:
+    """Treat the children of a workflow that ends as their policies say: all that the log knows of, also those that it
+    started before it continued as new. Children of an earlier life of the id are left alone. `is_copy`: it was rewound,
+    and has those of the life before. Repeatable.
+    """
+    run = ctx.invocation_id
+    since_us = 0
+    if not is_copy:
+        with suppress(NoSuchInvocation):  # an engine may not have heard of it yet
+            state = await until_answered(partial(CallsById(ctx).state, run), f"a look at workflow {run}")
+            since_us = state.accepted_us
+    await _kill_all(ctx, await _close_children(ctx, run, _ANY_TIME, since_us))
+
+
 async def _kill_all(ctx: Context, runs: list[str]) -> None:
     calls = CallsById(ctx)
     while runs:
@@ -87,8 +101,8 @@ async def _kill_all(ctx: Context, runs: list[str]) -> None:
         runs += await _close_children(ctx, one, _ANY_TIME)
 
 
-async def _close_children(ctx: Context, run: str, until_us: int) -> list[str]:
-    """Ask those children to end that are to cancel themselves, of those accepted before; the ones to be killed."""
+async def _close_children(ctx: Context, run: str, until_us: int, since_us: int = 0) -> list[str]:
+    """Of the children accepted in that time: ask those to end that are to cancel themselves; the ones to be killed."""
     calls = CallsById(ctx)
     killed = []
     for child in await _children(ctx, run):
@@ -97,7 +111,7 @@ async def _close_children(ctx: Context, run: str, until_us: int) -> list[str]:
         except NoSuchInvocation:
             continue
         _, policy = child_of(state.attributes)
-        if state.accepted_us >= until_us or state.state in ("done", "failed"):
+        if not since_us <= state.accepted_us < until_us or state.state in ("done", "failed"):
             continue
         if policy == "kill":
             killed.append(child)  # also one that is: its own children may not be closed yet

@@ -149,7 +149,7 @@ class Execution:
         moment = machine.seen, machine.now_us, machine.began_us
         if not journal.finish(tag, *moment) and not self._history.has_ended:
             journal.leave_end(*moment)
-        if not self._body.children and not hooks().replays and journal.leave():
+        if not self._body.may_have_children and not hooks().replays and journal.leave():
             return
         journal.flush()
         if self._suspend is not None:

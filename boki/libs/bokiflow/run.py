@@ -7,7 +7,7 @@ which pauses it.
 
 from __future__ import annotations
 
-from asyncio import CancelledError
+from asyncio import CancelledError, current_task
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NoReturn, Protocol
@@ -19,7 +19,7 @@ from boki.extending import CallsById, Function, Payload, Suspend, WakeOn, decode
 from boki.libs.bokiflow.beginning import QueryRequest
 from boki.libs.bokiflow.body import Body, ContinueAsNew
 from boki.libs.bokiflow.calling import Calling
-from boki.libs.bokiflow.closing import CLOSER, close_and_look_again
+from boki.libs.bokiflow.closing import CLOSER, close_and_look_again, close_children
 from boki.libs.bokiflow.execution import TRIED, Execution, Overtaken
 from boki.libs.bokiflow.gates.marks import gate_id_of, limit_of
 from boki.libs.bokiflow.gates.passing import attend_gate, pass_gate
@@ -88,7 +88,7 @@ async def _run(ctx: Context, workflow: Limited, arguments: tuple[Any, ...], run_
             arguments = Function.of(workflow).arguments(payload)  # type: ignore[arg-type]
         has_begun = True
         body = Body(history.scopes(ctx.invocation_id), flow_id, ctx.logbook.name, workflow.fn, arguments)
-        body.continue_after = workflow.continue_after
+        body.continue_after, body.is_continued = workflow.continue_after, history.continued is not None
         body.payload = payload if history.continued is None else body.payload
         if base is not None:
             join(body, base)
@@ -162,11 +162,15 @@ async def _attend(ctx: Context, workflow: Limited, what: str) -> Any:
 
 async def _clean_up(ctx: Context, workflow: Runnable, body: Body) -> None:
     """The workflow is about to end: so do its children, and histories that are old enough."""
-    _check_try(ctx, needs_log=bool(body.children))
+    _check_try(ctx, needs_log=body.may_have_children)
     if body.children:
         calling = Calling(ctx, body.scopes)
         for work in body.children.values():
             await calling.close(work)
+    task = current_task()
+    if body.is_continued and not (task is not None and task.cancelling()):  # one that is cut off has not ended
+        chosen = CallsById(ctx).chosen
+        await close_children(ctx, is_copy=chosen is not None and bool(chosen.copies))
     ctx.logbook.session.shared(Sweeps).workflow_ended(ctx, kept_s(ctx, workflow.keep_s))
 
 

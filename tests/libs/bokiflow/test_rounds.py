@@ -111,6 +111,47 @@ async def test_short_rounds_hear_a_cancellation(boki_context: boki.testing.Conte
         await handle.result()
 
 
+# children
+
+
+@workflow
+async def leaf() -> None:
+    await flow.receive("never")
+
+
+@workflow
+async def tree(plan: tuple[int, str, str]) -> str:
+    """Starts children in its first round, and ends in the third as it is told."""
+    turn, policy, end = plan
+    if not turn:
+        await flow.start(leaf, id="leaf", parent_close=policy)  # type: ignore[arg-type]
+    if turn < 2:
+        flow.continue_as_new((turn + 1, policy, end))
+    if end == "cancelled":
+        await flow.receive("never")
+    if end == "failed":
+        raise ValueError("wrong")
+    return "done"
+
+
+@pytest.mark.parametrize("end", ["done", "failed", "cancelled"])
+@pytest.mark.parametrize("policy", ["cancel", "kill", "abandon"])
+async def test_children_of_earlier_rounds_keep_their_policy(
+    boki_context: boki.testing.Context, policy: str, end: str
+) -> None:
+    """However the workflow ends."""
+    ctx = boki_context
+    handle = await tree.start(ctx, (0, policy, end), id="t")
+    await ctx.clock.advance(5)
+    if end == "cancelled":
+        assert (await leaf.handle(ctx, "leaf").status()).status == "suspended"
+        await handle.cancel()
+    await ctx.clock.advance(5)
+    assert (await handle.status()).status == end
+    expected = "suspended" if policy == "abandon" else "cancelled"
+    assert (await leaf.handle(ctx, "leaf").status()).status == expected
+
+
 # updates that are repeated
 
 

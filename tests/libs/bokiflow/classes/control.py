@@ -385,7 +385,7 @@ async def a_long_chain_of_continuations(ctx: Context) -> None:
     assert done() == {f"{n}": 1 for n in range(8)}
 
 
-@case("sdk-dotnet#427: a handler that still runs when the body continues as new")
+@case("Temporal continue_as_new: a timer that still runs when the body continues")
 async def a_continuation_waits_for_no_timer(ctx: Context) -> None:
     @workflow
     async def turning(turn: int) -> int:
