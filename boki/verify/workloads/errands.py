@@ -157,7 +157,9 @@ async def errand(order: Errand) -> Errand:
     await take_turn()
     await flow.lock("end")  # left with the body
     last = await deed(flow.id, f"{order.round} last", [summed, seen, *taken])
-    done = msgspec.structs.replace(order, round=order.round + 1, taken=taken, said=[*order.said, first, *both, last])
+    said = [*order.said, first, *both, last]
+    # a copy, as whatever is handed over: a handler that came too late would still change the list itself
+    done = msgspec.structs.replace(order, round=order.round + 1, taken=list(taken), said=said)
     if done.round < done.rounds:
         flow.continue_as_new(done)
     return done
