@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Final
 
 import msgspec
 
-from boki import BokiError, LogBook, Page, Record
+from boki import BokiError, ConditionFailed, Expect, LogBook, Page, Record
 from boki.libs.bokiqueue import records
-from boki.libs.bokiqueue.callers import Bodies, Served, Wants
+from boki.libs.bokiqueue.callers import Bodies, Body, Lost, Served, Wants
 from boki.libs.bokiqueue.groups import Delivery, Segment, Spot
 from boki.libs.bokiqueue.lines import Line, release
 from boki.libs.bokiqueue.messages import reshaped
@@ -48,6 +49,8 @@ FEED_BYTES: Final = 4 * SAVE_BYTES
 """Shards that are idle are brought up after so much of the feed."""
 CARRY_WORTH: Final = 4
 """Messages that linger are carried when what could be trimmed then has this many times their bytes."""
+_LOST_TRIES: Final = 10
+"""Times that a checkpoint tries to carry messages whose bodies are lost; the next one tries again."""
 CARRY_RECORDS: Final = 1_000
 CARRY_BYTES: Final = 4_000_000
 """Records, and about how many bytes of them, that are read and carried at once."""
@@ -308,13 +311,58 @@ class Folds:
         self._carried_at[line.shard] = self._feed_bytes
         for some in records.runs(_old_spots(line), _size_bytes, CARRY_BYTES, CARRY_RECORDS):
             spots = [spot for of_record in some for spot in of_record]
-            bodies = await self._bodies.fetch(logbook, [Delivery(spot, 0, 0, 0) for spot in spots])
-            found = [body if isinstance(body, tuple) else (LOST, b"") for body in bodies]
-            moved = list(zip(spots, found, strict=True))
-            for part in records.runs(moved, lambda one: len(one[1][1]), PART_BYTES):
+            bodies = await self.fetch(logbook, [(line.shard, Delivery(spot, 0, 0, 0)) for spot in spots])
+            read = [(spot, body) for spot, body in zip(spots, bodies, strict=True) if isinstance(body, tuple)]
+            for part in records.runs(read, lambda one: len(one[1][1]), PART_BYTES):
                 forms = records.joined([form for _, (form, _) in part])
                 carry = Carry(line.shard, [spot.pos for spot, _ in part], forms, [body for _, (_, body) in part])
                 await logbook.append(records.encode(carry), self._tags(line.shard))
+            if len(read) < len(spots):
+                await self._give_up(
+                    logbook, line, [spot for spot, body in zip(spots, bodies, strict=True) if isinstance(body, Lost)]
+                )
+
+    async def _give_up(self, logbook: LogBook, line: Line, lost: list[Spot]) -> None:
+        """Carry these without their bodies, under the condition that the log has nothing newer than this fold. Else
+        another process may have carried them with their bodies, which would be lost for this.
+        """
+        for _ in range(_LOST_TRIES):
+            await logbook.sync()
+            await self._follower.catch_up(logbook)
+            there = line.state.lingering()
+            lost = [spot for spot in lost if there.get(spot.pos) == spot]
+            if not lost:
+                return
+            carry = Carry(line.shard, [spot.pos for spot in lost], bytes([LOST]), [b""] * len(lost))
+            stands = Expect(records.stream_tag(self._queue, line.shard), line.state.at)
+            with suppress(ConditionFailed):
+                await logbook.append(records.encode(carry), self._tags(line.shard), when=stands)
+                return
+
+    async def fetch(
+        self, logbook: LogBook, taken: Iterable[tuple[int, Delivery]], most_bytes: int | None = None
+    ) -> list[Body | Lost]:
+        """As `Bodies.fetch`, of messages of these shards. One that is gone from its place is looked for where the
+        newest records say that it stands: another process may have carried it, and trimmed.
+        """
+        taken = list(taken)
+        bodies = await self._bodies.fetch(logbook, [one for _, one in taken], most_bytes)
+        while lost := [at for at, body in enumerate(bodies) if isinstance(body, Lost)]:
+            await logbook.sync()
+            await self._follower.catch_up(logbook)
+            there = {shard: self._lines[shard].state.lingering() for shard in {taken[at][0] for at in lost}}
+            moved: dict[int, Delivery] = {}
+            for at in lost:
+                shard, one = taken[at]
+                spot = there[shard].get(one.spot.pos)
+                if spot is not None and spot.seqnum == one.spot.seqnum and spot.place != one.spot.place:
+                    moved[at] = msgspec.structs.replace(one, spot=spot)
+                    taken[at] = shard, moved[at]
+            if not moved:
+                break
+            for at, body in zip(moved, await self._bodies.fetch(logbook, moved.values()), strict=True):
+                bodies[at] = body
+        return bodies
 
     def _tags(self, shard: int) -> tuple[str, ...]:
         return records.record_tags(self._queue, shard, len(self._lines))

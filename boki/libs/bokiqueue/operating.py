@@ -359,7 +359,8 @@ async def _looked_at(
     room_bytes = TAKE_BYTES
     for line in shared.lines:
         spots = spots_of(line.state, most - len(found))[: most - len(found)]
-        bodies = await shared.bodies.fetch(logbook, [Delivery(spot, 0, 0, 0) for spot in spots], room_bytes)
+        taken = [(line.shard, Delivery(spot, 0, 0, 0)) for spot in spots]
+        bodies = await shared.folds.fetch(logbook, taken, room_bytes)
         found += [(line, spot, body) for spot, body in zip(spots, bodies, strict=False)]
         room_bytes -= sum(len(body[1]) for body in bodies if isinstance(body, tuple))
         if len(bodies) < len(spots) or room_bytes <= 0 or len(found) == most:

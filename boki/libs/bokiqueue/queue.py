@@ -254,7 +254,7 @@ class Queue(Generic[T]):
         the op.
         """
         try:
-            bodies = await shared.bodies.fetch(self.logbook, [one[1] for one in served])
+            bodies = await shared.folds.fetch(self.logbook, [one[:2] for one in served])
             both = [(one, body, self._message(*one[:2])) for one, body in zip(served, bodies, strict=True)]
             lost = [(message, body) for _, body, message in both if not isinstance(body, tuple)]
             if lost:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,10 +11,12 @@ import pytest
 from boki import CorruptData, NotFound
 from boki.libs.bokiqueue import Queue, folds
 from boki.libs.bokiqueue.following import Queues
+from boki.libs.bokiqueue.records import LOST, TEXT, Carry, encode
 from boki.log.operations import Answer, Append, Get, Operation, Read
 from boki.testing.memory_port import MemoryPort
 from tests.libs.bokiqueue.running import asynchronous
 from tests.libs.bokiqueue.test_crashes import Process
+from tests.libs.bokiqueue.test_shards import turns
 
 
 class Rotten(Process):
@@ -156,3 +159,110 @@ async def test_a_consumer_reads_bodies_as_new_as_what_the_reader_of_the_queue_ha
     message = await leasing
     assert message is not None
     assert message.value == 7
+
+
+class Late(Process):
+    """A process that keeps no bodies. Its requests for one record are held back until `may_read`."""
+
+    def __init__(self, port: MemoryPort, seqnum: int) -> None:
+        super().__init__(port)
+        self.access.shared(Queues).bodies.budget_bytes = 0
+        self.seqnum = seqnum
+        self.has_asked, self.may_read = asyncio.Event(), asyncio.Event()
+
+    async def request(self, operation: Operation, positions: Any, timeout_s: float) -> Answer:
+        if isinstance(operation, Get) and operation.seqnum == self.seqnum:
+            self.has_asked.set()
+            await self.may_read.wait()
+        return await super().request(operation, positions, timeout_s)
+
+
+async def work_until(queue: Queue[Any], is_enough: Callable[[int], bool]) -> None:
+    """Push and pop, so that checkpoints become due; `is_enough` is told where the stream begins."""
+    for _ in range(300):
+        if is_enough((await queue.logbook.read("!q:q:0", limit=1)).first_seqnum):
+            return
+        await queue.push("x" * 400)
+        assert await queue.pop() is not None
+        await turns(20)
+    raise AssertionError("it did not happen")
+
+
+@pytest.fixture
+def small_carries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages that linger are carried soon."""
+    monkeypatch.setattr(folds, "SAVE_RECORDS", 10)
+    monkeypatch.setattr(folds, "SAVE_BYTES", 2_000)
+
+
+@pytest.mark.usefixtures("small_carries")
+@asynchronous
+async def test_a_slow_carrier_does_not_overwrite_what_others_have_carried() -> None:
+    """Others have carried the message and trimmed by the time it reads the body: it carried the message as a lost one,
+    which the fold believed, since it was the newest copy.
+    """
+    port = MemoryPort()
+    quick: Queue[Any] = Queue(Process(port).logbook(), "q")
+    seqnum = int((await quick.push("precious", delay_s=24 * 3_600)).split("-")[0])
+    process = Late(port, seqnum)
+    slow: Queue[Any] = Queue(process.logbook(), "q")
+    await work_until(slow, lambda _: process.has_asked.is_set())
+    await work_until(quick, lambda first: first > seqnum)
+    process.may_read.set()
+    await process.access.shared(Queues).come_to_rest(5)
+    await port.clock.advance(24 * 3_600)
+    message = await Queue[Any](Process(port).logbook(), "q").lease()
+    assert message is not None
+    assert message.value == "precious"
+
+
+class Racing(Rotten):
+    """Just before this process carries a message without its body, another one carries it with the body."""
+
+    races = 0
+
+    async def request(self, operation: Operation, positions: Any, timeout_s: float) -> Answer:
+        lost = encode(Carry(0, [0], bytes([LOST]), [b""]))
+        if isinstance(operation, Append) and lost in operation.chunk and not self.races:
+            self.races += 1
+            carry = encode(Carry(0, [0], bytes([TEXT]), [b"precious"]))
+            await Process(self.port).logbook().append(carry, ["!q:q:0"])
+        return await super().request(operation, positions, timeout_s)
+
+
+@pytest.mark.usefixtures("small_carries")
+@asynchronous
+async def test_a_message_is_carried_without_its_body_only_if_nothing_came_since() -> None:
+    """Others may be able to read it, and carry it between the look of this process at the log and its append."""
+    process = Racing(MemoryPort())
+    process.access.shared(Queues).bodies.budget_bytes = 0
+    queue: Queue[Any] = Queue(process.logbook(), "q")
+    pushed = await queue.push("precious", delay_s=24 * 3_600)
+    process.rotten = frozenset([int(pushed.split("-")[0])])
+    await work_until(queue, lambda _: process.races > 0)
+    await process.access.shared(Queues).come_to_rest(5)
+    await process.port.clock.advance(24 * 3_600)
+    message = await queue.lease()
+    assert message is not None
+    assert message.value == "precious"
+
+
+@pytest.mark.usefixtures("small_carries")
+@asynchronous
+async def test_a_lease_is_served_though_its_message_was_carried_before_its_body_was_read() -> None:
+    """It became a dead letter: its record was trimmed between the lease and the reading."""
+    port = MemoryPort()
+    quick: Queue[Any] = Queue(Process(port).logbook(), "q")
+    seqnum = int((await quick.push("precious")).split("-")[0])
+    process = Late(port, seqnum)
+    slow: Queue[Any] = Queue(process.logbook(), "q")
+    leasing = asyncio.ensure_future(slow.lease(3_600))
+    await process.has_asked.wait()
+    await slow.push("y")
+    assert await slow.pop() is not None  # the fold remembers what the last command of a process was given
+    await work_until(quick, lambda first: first > seqnum)
+    process.may_read.set()
+    message = await leasing
+    assert message is not None
+    assert message.value == "precious"
+    assert await quick.dead_letters() == []
