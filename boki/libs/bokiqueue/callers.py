@@ -168,25 +168,26 @@ class Wants:
             one if one[2] is None or len(one[2][1]) <= SURPLUS_BODY_BYTES else (one[0], one[1], None) for one in served
         )
 
-    def take(self, kind: Kind, count: int, groups: Sequence[Group | None]) -> list[Served]:
-        """What a caller can be given at once, as many as it asks for. Leases that have ended are not among them.
+    def take(self, kind: Kind, count: int, groups: Sequence[Group | None]) -> tuple[list[Served], list[Served]]:
+        """What a caller can be given at once, as many as it asks for; and leases found ended, which no caller gets.
 
         `groups`: its group in each shard.
         """
+        found: list[Served] = []
+        ended: list[Served] = []
         there = self.surplus.get(kind)
         if there is None:
-            return []
-        found: list[Served] = []
+            return found, ended
         while there and len(found) < count:
             shard, delivery, _ = one = there.popleft()
             group = groups[shard]
-            if not delivery.until_us or (group is not None and group.leased(delivery.spot.pos, delivery.token)):
-                found.append(one)
+            lasts = not delivery.until_us or (group is not None and group.leased(delivery.spot.pos, delivery.token))
+            (found if lasts else ended).append(one)
         self._old.discard(kind)
         if not there:
             del self.surplus[kind]
         self._took(kind, len(found))
-        return found
+        return found, ended
 
     def pop_others(self, kind: Kind) -> list[Served]:
         """What its group was given for other kinds: its callers are here, if only for another lease."""

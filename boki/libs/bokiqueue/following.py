@@ -112,7 +112,10 @@ class Following:
         """What the want is given. If this raises and the follower is over, the queue is another one by now."""
         if self.wants.surplus and not want.op:
             groups = [line.state.groups.get(want.kind[0]) for line in self.lines]
-            if served := self.wants.take(want.kind, want.count, groups):
+            served, ended = self.wants.take(want.kind, want.count, groups)
+            for shard, delivery, _ in ended:  # else no later delivery is confirmed, and leases in use are fenced
+                self.lines[shard].received(delivery.token)
+            if served:
                 return served
             lines.release(self.lines, want.kind[0], self.wants.pop_others(want.kind))
         if want.op or want.wait_s is None or any(map(Line.has_no_room, self.lines)):
