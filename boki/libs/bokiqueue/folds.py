@@ -107,12 +107,12 @@ class Folds:
             line.begin(state, resume)
         self.forgotten = []
         for line in self._lines:  # before anything can fail: what is covered by now is not read again
-            given, own = line.state.takers.last.get(self._taker), line.outstanding
+            given, own, known = line.state.takers.last.get(self._taker), line.outstanding, line.last_token
             if given is not None and given.is_forgotten and own is not None and own.act.number == given.number:
                 self.forgotten += [line] if own.act.takes or own.act.settles else []
             if given is not None and line not in self.forgotten:
                 self._served(line, given)
-            line.give_back_unknown()
+            line.give_back_unknown(known)
         return min(resume for _, resume in loaded)
 
     async def take(self, logbook: LogBook, page: Page) -> bool:

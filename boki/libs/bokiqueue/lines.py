@@ -133,7 +133,8 @@ class Line:
         """Kinds for which this process stands here, and does not only take what is ready."""
         self._taker = taker
         self._number = 0
-        self._last_token = 0
+        self.last_token = 0
+        """The last record by which this process knows that it was given messages."""
 
     def begin(self, state: ShardState, resume: int) -> None:
         """Continue from another state of the same stream. What is wanted, and an act on its way, stay."""
@@ -322,8 +323,9 @@ class Line:
 
     def hear(self, deliveries: Sequence[Delivery]) -> None:
         """This process was given these by one record: pops may be given back until a caller has received them."""
-        self._last_token = deliveries[0].token
-        self.held[self._last_token] = self.held.get(self._last_token, 0) + len(deliveries)
+        token = deliveries[0].token
+        self.last_token = max(self.last_token, token)
+        self.held[token] = self.held.get(token, 0) + len(deliveries)
 
     def received(self, token: int) -> None:
         """A caller has one of them, or the queue has it back."""
@@ -338,13 +340,23 @@ class Line:
         """Whether messages that no caller has received are still to be given back."""
         return any(one.caller is None for one in self.all_asked)
 
-    def give_back_unknown(self) -> None:
-        """Give back pops of commands that no caller waits for: that they were carried out is only known now."""
-        known = self._last_token  # one record may have given messages of several groups
+    def give_back_unknown(self, known: int) -> None:
+        """Give back what records after `known` gave this process, none of which it has read: no caller waits for it.
+        Else the next act would confirm it, and what was leased would stay so to its end.
+        """
         for popped in self.state.takers.popped.get(self._taker, []):
-            if popped.token > known and popped.deliveries:
+            is_served = not popped.is_standing and popped.token in self.held  # by the act that was on its way
+            if popped.token > known and popped.deliveries and not is_served:
                 self.hear(popped.deliveries)
                 self.release(popped.group, popped.deliveries)
+        for one in self.state.standing.of(self._taker):
+            group = self.state.groups.get(one.group)
+            leased: list[Delivery] = []
+            for pos, token in sorted(one.unheard) if group is not None and one.lease_us else ():
+                if token > known and group is not None and (aside := group.leased(pos, token)) is not None:
+                    leased.append(Delivery(aside.spot, token, aside.deliveries, aside.due_us))
+                    self.hear(leased[-1:])
+            self.release(one.group, leased)
 
     def release(self, group: str, deliveries: Iterable[Delivery]) -> None:
         """Give back messages whose caller has gone, so that others get them."""

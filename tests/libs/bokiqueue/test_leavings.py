@@ -316,7 +316,7 @@ def test_what_one_record_gave_to_two_groups_is_given_back_to_both() -> None:
     stream.push()
     line = lines.Line(0, b"taker")
     line.begin(stream.state, 0)
-    line.give_back_unknown()
+    line.give_back_unknown(0)
     assert sorted(one.part.group for one in line.asked) == ["", "copy"]
 
 
