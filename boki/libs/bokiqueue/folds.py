@@ -108,10 +108,11 @@ class Folds:
         self.forgotten = []
         for line in self._lines:  # before anything can fail: what is covered by now is not read again
             given, own, known = line.state.takers.last.get(self._taker), line.outstanding, line.last_token
-            if given is not None and given.is_forgotten and own is not None and own.act.number == given.number:
-                self.forgotten += [line] if own.act.takes or own.act.settles else []
-            if given is not None and line not in self.forgotten:
+            is_counted = given is not None and own is not None and own.act.number == given.number
+            if given is not None and not (is_counted and given.is_forgotten and own is not None and own.has_outcome):
                 self._served(line, given)
+            if line.outstanding is not None and (is_counted or line.is_act_forgotten):
+                self.forgotten.append(line)
             line.give_back_unknown(known)
         return min(resume for _, resume in loaded)
 

@@ -355,8 +355,7 @@ class Following:
         """See `boki.libs.fold.follower.Source`."""
         start = await self.folds.load(logbook)
         for line in self.folds.forgotten:
-            text = f"what came of an act of queue {self.queue!r} is forgotten: others were given too much since"
-            self._refuse(logbook, line, line.outstanding, BokiError(text, outcome="unknown"))
+            self._forget(logbook, line)
         self._behind_from = -1
         return start
 
@@ -419,15 +418,27 @@ class Following:
         act = outstanding.act
         data, tags = records.encode(act), records.tags_of(act, self.queue, self.shards)
 
-        async def append() -> None:
-            if line.outstanding is outstanding:  # else the fold has come to it
-                await logbook.append(data, tags)
+        async def append() -> int:
+            # else the fold has come to it
+            return await logbook.append(data, tags) if line.outstanding is outstanding else 0
 
         try:
-            await until_decided(append, "an act of a queue", _AGAIN, is_patient=False)
+            outstanding.seqnum = await until_decided(append, "an act of a queue", _AGAIN, is_patient=False)
         except Exception as error:  # noqa: BLE001 - whatever it is, those who wait for this act must hear of it
             self._refuse(logbook, line, outstanding, as_told(error, f"an act of queue {self.queue!r}"))
             self.follower.look_again()
+            return
+        if line.outstanding is outstanding and line.is_act_forgotten:
+            self._forget(logbook, line)
+            self.follower.look_again()
+
+    def _forget(self, logbook: LogBook, line: Line) -> None:
+        """The fold has passed the act that is on its way, and does not know its outcome: none comes."""
+        if line.outstanding is not None and line.outstanding.has_outcome:
+            why = "this process was silent for too long, or others were given too much since"
+            text = f"the outcome of a command of queue {self.queue!r} is forgotten: {why}"
+            self._refuse(logbook, line, line.outstanding, BokiError(text, outcome="unknown"))
+        line.outstanding = None
 
     def _refuse(self, logbook: LogBook, line: Line, outstanding: Outstanding | None, error: BokiError) -> None:
         if outstanding is not None and line.outstanding is outstanding:

@@ -96,6 +96,13 @@ class Outstanding:
     settles: Sequence[Asked] = ()
     asked: Moment | None = None
     """When it was first appended."""
+    seqnum: int = 0
+    """Its record, once the log has acknowledged it."""
+
+    @property
+    def has_outcome(self) -> bool:
+        """Whether it asks for anything but credit, which is asked for again."""
+        return bool(self.act.takes or self.act.settles)
 
     @property
     def kinds(self) -> set[Kind]:
@@ -153,6 +160,11 @@ class Line:
         if self.outstanding is not None:
             yield from self.outstanding.takes
             yield from self.outstanding.settles
+
+    @property
+    def is_act_forgotten(self) -> bool:
+        """Whether the fold has passed the act that is on its way: its outcome, still unknown here, does not come."""
+        return self.outstanding is not None and 0 < self.outstanding.seqnum <= self.state.at
 
     def is_pausing(self, clock: LogClock) -> bool:
         """Whether an act of this shard was refused a moment ago: the log is busy, or gone."""

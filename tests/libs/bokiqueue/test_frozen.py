@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from boki import BokiError
 from boki.libs.bokiqueue import Queue, folds
 from boki.libs.bokiqueue.following import Following, following
 from boki.libs.bokiqueue.lines import Asked, Outstanding
@@ -147,3 +148,37 @@ async def test_what_was_given_before_an_act_that_is_answered_late_goes_back_too(
     given = sorted(handle for part in back if isinstance(part, Settle) for handle in part.messages)
     assert given == [(0, tokens[0]), (1, tokens[0]), (2, tokens[1])]
     assert min(line.held) == tokens[0]
+
+
+@pytest.mark.parametrize("freezes_after", ["ack", "append"])
+@asynchronous
+async def test_a_process_that_was_forgotten_with_an_act_on_its_way_takes_again(freezes_after: str) -> None:
+    """It was frozen for more than 15 minutes: its call ends in doubt, and the next one is served. Both hung."""
+    with small_checkpoints(10):
+        port = MemoryPort()
+        process = Frozen(port)
+        queue = Queue[Any](process.logbook(), "q")
+        producer, other = (Queue[Any](Process(port).logbook(), "q") for _ in range(2))
+        await producer.push("x")
+        assert await other.pop() is not None
+        await producer.push("y")
+        await queue.stats()
+        process.freezes_after = freezes_after
+        leasing = asyncio.ensure_future(queue.lease(10))
+        await turns(60)
+        line = following(queue.logbook, "q", 1).lines[0]
+        assert line.outstanding is not None
+        for _ in range(18):
+            await port.clock.advance(60)
+            for number in range(6):
+                await producer.push(number)
+                assert await other.pop() is not None
+        process.runs.set()
+        with pytest.raises(BokiError, match="is forgotten") as error:
+            await leasing
+        assert error.value.outcome == "unknown"
+        popping = asyncio.ensure_future(queue.pop(wait_s=50))
+        await turns(60)
+        await producer.push("z")
+        message = await popping
+        assert message is not None
