@@ -285,9 +285,10 @@ class Line:
         return min((one_us for one_us in due_us if one_us), default=0)
 
     def has(self, name: str, now_us: int) -> bool:
-        """Whether a take may find something: as things stand, or because something is due."""
-        group = self.state.groups.get(name)
-        return self.state.ready_count(name) > 0 or (group is not None and 0 < group.next_due_us() <= now_us)
+        """Whether a take may find something: as things stand, or because something is due. What callers are woken for
+        must count here: else they would ask for nothing, and read again at once.
+        """
+        return self.state.ready_count(name) > 0 or 0 < self.next_due_us(name) <= now_us
 
     # Outcomes
 

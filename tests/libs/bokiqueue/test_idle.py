@@ -1,0 +1,91 @@
+"""Consumers that wait: what they are woken for they take, and while nothing comes they ask for nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from boki.libs.bokiqueue import Message, NoSuchGroup, NoSuchQueue, Queue, lines, sessions
+from boki.libs.bokiqueue.following import following
+from boki.log.operations import Books, ListBooks
+from boki.testing.memory_port import MemoryPort
+from tests.libs.bokiqueue.running import asynchronous
+from tests.libs.bokiqueue.test_crashes import Process
+from tests.libs.bokiqueue.test_shards import queue_of, turns
+
+Waiting = asyncio.Task[Message[Any] | None]
+
+
+class Counting(Process):
+    """A process that counts its requests."""
+
+    requests = 0
+
+    async def request(self, operation: Any, positions: Any, timeout_s: float) -> Any:
+        self.requests += 1
+        return await super().request(operation, positions, timeout_s)
+
+    def queue(self) -> Queue[Any]:
+        return Queue(self.logbook(), "q")
+
+
+def waits(queue: Queue[Any], lease_s: float = 3_600, op: str | None = None) -> Waiting:
+    return asyncio.ensure_future(queue.lease(lease_s, wait_s=3_600, op=op))
+
+
+async def end(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@asynchronous
+async def test_a_lease_of_a_consumer_that_died_is_given_to_another_wherever_that_stands(shards: int) -> None:
+    """Each of two processes stands in a shard of its own: the one that is left takes from the other shard, too."""
+    port = MemoryPort()
+    producer = await queue_of(port, shards)
+    lives, dies = Counting(port), Counting(port)
+    left = waits(lives.queue())
+    await turns(40)
+    lost = waits(dies.queue())
+    await turns(40)
+    while not lost.done():
+        await producer.push("m")
+        await turns(40)
+        if left.done() and (message := left.result()) is not None:
+            await lives.queue().ack(message)
+            left = waits(lives.queue())
+            await turns(40)
+    dies.fuel = 0
+    assert not left.done()
+    await port.clock.advance(5.1)
+    message = await asyncio.wait_for(left, 1)
+    assert message is not None
+    assert lost.result() is not None
+    assert message.deliveries == 1
+    await end(left, lost)
+
+
+@asynchronous
+async def test_a_lease_of_a_consumer_that_died_is_given_to_one_that_waits_under_an_op() -> None:
+    """It waits without credit: it must ask when that consumer may be gone, and not only read."""
+    port = MemoryPort()
+    producer = await queue_of(port)
+    dies, lives = Counting(port), Counting(port)
+    lost = waits(dies.queue())
+    await turns(40)
+    await producer.push("m")
+    assert await lost is not None
+    dies.fuel = 0
+    taking = waits(lives.queue(), op="op")
+    await turns(40)
+    before = lives.requests
+    await port.clock.advance(5.1)
+    message = await asyncio.wait_for(taking, 1)
+    assert message is not None
+    assert message.deliveries == 1
+    assert lives.requests - before < 20
