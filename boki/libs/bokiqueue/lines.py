@@ -279,6 +279,7 @@ class Line:
     def wakes_us(self, kinds: Collection[Kind]) -> int:
         """When credit of these kinds is to be renewed, or something is due for their groups; 0: nothing is."""
         due_us = [self.next_due_us(name) for name in {group for group, _ in kinds}]
+        kinds = self._stands.intersection(kinds)  # other credit is not renewed: waking for it would spin
         for one in self.state.standing.of(self._taker):
             if (one.group, one.lease_us) in kinds:
                 due_us.append(min(one.until_us - SESSION_US // 2, one.ends_us))

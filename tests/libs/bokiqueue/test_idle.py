@@ -89,3 +89,29 @@ async def test_a_lease_of_a_consumer_that_died_is_given_to_one_that_waits_under_
     assert message is not None
     assert message.deliveries == 1
     assert lives.requests - before < 20
+
+
+@asynchronous
+async def test_a_consumer_of_several_shards_rests_however_long_nothing_comes() -> None:
+    """It has taken from a shard where it does not stand. What it had there is not renewed, and must not wake it."""
+    port = MemoryPort()
+    producer = await queue_of(port, 2)
+    process = Counting(port)
+
+    async def consume() -> None:
+        while message := await process.queue().lease(60, wait_s=3_600):
+            await process.queue().ack(message)
+
+    consuming = asyncio.ensure_future(consume())
+    await turns(40)
+    for number in range(4):
+        await producer.push(number)
+        await turns(40)
+    lines = following(process.logbook(), "q", 2).lines
+    assert [len(line.state.standing) for line in lines] == [1, 1]
+    for idle_s in (10, 320, 2_000):
+        await port.clock.advance(idle_s)
+        before = process.requests
+        await port.clock.advance(0.2)
+        assert process.requests - before < 3, idle_s
+    await end(consuming)
