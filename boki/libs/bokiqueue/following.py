@@ -206,8 +206,9 @@ class Following:
         except BokiError:
             raise
         except BaseException:
-            if group is not None and waiter.done() and not waiter.cancelled():
-                self.give_back(logbook, group, waiter.result())
+            is_answered = waiter.done() and not waiter.cancelled()
+            if group is not None and is_answered and waiter.exception() is None:  # else that would be raised here
+                self.give_back(logbook, group, waiter.result() or ())
             waiter.cancel()
             self.hurry()
             raise

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import boki.testing
-from boki import BokiError, ConnectionLost, DeadlineExceeded, InvalidArgument, LogBook, Overloaded
+from boki import BokiError, ConnectionLost, DeadlineExceeded, InvalidArgument, LogBook, Overloaded, Unavailable
 from boki.api.deadline import Caller, Deadline
 from boki.api.logbook import LogSession
 from boki.libs.bokiqueue import LeaseLost, Queue, callers, lines
@@ -49,6 +49,25 @@ async def test_the_only_consumer_of_a_process_swallows_nothing_when_it_is_cancel
             await turns(60)
             values = [] if isinstance(got, BaseException) or got is None else [got.value]
             assert values + await drain(queue) == [1], (wait_s, count)
+
+
+@asynchronous
+async def test_a_caller_that_is_cancelled_as_an_error_comes_is_cancelled() -> None:
+    """Else the error takes the place of the cancellation, and a loop that tries again never ends."""
+    queue: Queue[int] = Queue(Process(MemoryPort()).logbook(), "q")
+    await queue.create()
+    waiting = asyncio.ensure_future(queue.pop(wait_s=60))
+    await turns(40)
+    shared = following(queue.logbook, "q", 1)
+    shared._fail(Unavailable("the log cannot be read"))
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    again = asyncio.ensure_future(queue.pop(wait_s=60))
+    await turns(40)
+    shared._fail(Unavailable("the log cannot be read"))
+    with pytest.raises(BokiError, match="cannot be read"):
+        await again
 
 
 @asynchronous
