@@ -69,8 +69,11 @@ Served = tuple[int, Delivery, Body | None]
 """A message, its shard before it and its body behind it; without one it is read from the log."""
 
 
-class Want(Future[list[Served]]):
-    """A pop or a lease. `wait_s` None: it takes what exists and does not wait. `shard` None: any may serve it."""
+class Want(Future[list[Served] | None]):
+    """A pop or a lease. `wait_s` None: it takes what exists and does not wait. `shard` None: any may serve it.
+
+    Its result is None if no credit can be granted for it: then it asks each shard for itself.
+    """
 
     def __init__(
         self, group: str, count: int, lease_us: int, op: str, wait_s: float | None, since: Moment, shard: int | None
@@ -124,7 +127,10 @@ class Wants:
 
     def remove(self, want: Want) -> None:
         """It has what it wanted, or is gone."""
-        self.waiting.get(want.kind, {}).pop(want, None)
+        if wants := self.waiting.get(want.kind):
+            wants.pop(want, None)
+        if not wants:
+            self.waiting.pop(want.kind, None)
 
     def patience_s(self) -> float:
         """For how long no caller's time is over, at least."""
@@ -204,12 +210,15 @@ class Wants:
     # How many to ask for
 
     def _took(self, kind: Kind, count: int) -> None:
-        since, before, rate = self._taken.get(kind, (self._clock.here(), 0, 0.0))
+        since, before, rate = self._taken.pop(kind, (self._clock.here(), 0, 0.0))
         window_s = self._clock.since(since)
         if window_s >= PACE_S:
             rate = before / window_s if window_s < 2 * PACE_S else 0.0
             since, before = self._clock.here(), 0
         self._taken[kind] = since, before + count, rate
+        oldest = next(iter(self._taken))
+        if self._clock.since(self._taken[oldest][0]) > 2 * PACE_S:
+            del self._taken[oldest]  # it says nothing any more, and callers may lease for another time at each call
 
     def ahead(self, kind: Kind, waiting: int) -> int:
         """The number of messages to ask for beyond those that callers wait for: none ahead of callers that take few,

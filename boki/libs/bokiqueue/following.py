@@ -18,7 +18,7 @@ import msgspec
 from boki import BokiError, LogBook, Page
 from boki.extending import uncertain
 from boki.libs.bokiqueue import callers, lines, records
-from boki.libs.bokiqueue.callers import Bodies, BodyStore, Served, Want, Wants, finish
+from boki.libs.bokiqueue.callers import Bodies, BodyStore, Kind, Served, Want, Wants, finish
 from boki.libs.bokiqueue.folds import Folds
 from boki.libs.bokiqueue.lines import Asked, Demand, Line, Outstanding
 from boki.libs.bokiqueue.messages import NoSuchQueue, no_such_group, reshaped
@@ -118,7 +118,7 @@ class Following:
             if served:
                 return served
             lines.release(self.lines, want.kind[0], self.wants.pop_others(want.kind))
-        if want.op or want.wait_s is None or any(map(Line.has_no_room, self.lines)):
+        if want.op or want.wait_s is None or self._has_no_room(want.kind):
             return await self._take_own(logbook, want)
         is_first = not self.wants.waiting.get(want.kind)
         want.wait_s = logbook.session.caller.deadline.wait_s(want.wait_s)
@@ -126,10 +126,13 @@ class Following:
         if self.reader is not None and (is_first or want.wait_s < -self.clock.since(self._reads_until)):
             self.follower.look_again()
         try:
-            given: list[Served] = await self._wait(logbook, want, want.kind[0])
-            return given
+            given: list[Served] | None = await self._wait(logbook, want, want.kind[0])
         finally:
             self.wants.remove(want)
+        return await self._take_own(logbook, want) if given is None else given
+
+    def _has_no_room(self, kind: Kind) -> bool:
+        return any(line.has_no_room(kind) for line in self.lines)
 
     async def _take_own(self, logbook: LogBook, want: Want) -> list[Served]:
         """Ask each shard for this caller alone. An op is always asked for first: it may have been answered long ago."""
@@ -306,11 +309,14 @@ class Following:
         return wait_s
 
     def _finish_late(self) -> None:
-        """Callers whose time is over, or whose group was dropped."""
-        for (group, _), some in self.wants.waiting.items():
+        """Callers whose time is over, whose group was dropped, or for which no credit can be granted."""
+        for kind, some in self.wants.waiting.items():
+            group, error = kind[0], None
             if some and group and not any(group in line.state.groups for line in self.lines):
+                error = no_such_group(self.queue, group)
+            if some and (error is not None or self._has_no_room(kind)):
                 for want in some:
-                    finish(want, None, no_such_group(self.queue, group))
+                    finish(want, None, error)
         acts = [line.outstanding for line in self.lines if line.outstanding is not None]
         self.wants.finish_late({kind for act in acts for kind in act.kinds})
 

@@ -29,6 +29,10 @@ MAX_FENCES: Final = 500
 MAX_SETTLED: Final = 5_000
 """Messages that one act settles, about; a take counts as `TAKE_WEIGHT` of them."""
 TAKE_WEIGHT: Final = 10
+MAX_UNUSED: Final = 100
+"""A process with this many standing takes without credit in a shard adds none there. They last as long as it acts: a
+caller that leases for another time at each call would fill the shard (`MAX_STANDING`).
+"""
 REFUSED_S: Final = 0.1
 """After an act was refused the next one of its shard waits this long."""
 EARLY_US: Final = 1_000
@@ -220,7 +224,7 @@ class Line:
             if not target and demand.missing[kind] > 0 and self.has(kind[0], until_us):
                 target = min(demand.missing[kind], self.state.ready_count(kind[0]) or 1)
                 demand.missing[kind] -= target
-            if target and not self.has_no_room():
+            if target and not self.has_no_room(kind):
                 granted += self._credit(kind, target, now_us, demand)
                 is_due |= 0 < self.next_due_us(kind[0]) <= until_us
         for one in self.state.standing.of(self._taker) if demand.is_tidying else ():
@@ -243,9 +247,12 @@ class Line:
             return []
         return [Credit(*kind, one.used + target, one.since)]
 
-    def has_no_room(self) -> bool:
-        """Whether this process can be given no credit here."""
-        return not self.state.standing.has_room_for(self._taker)
+    def has_no_room(self, kind: Kind) -> bool:
+        """Whether this process can be given no credit of the kind here: then it takes by acts alone."""
+        standing = self.state.standing
+        if standing.find(kind[0], self._taker, kind[1]) is not None:
+            return False
+        return standing.is_full or sum(not one.available for one in standing.of(self._taker)) >= MAX_UNUSED
 
     def preference(self, kind: Kind) -> tuple[int, bool, int]:
         """The lower, the rather this process stands here: few others do, or it does already."""

@@ -241,9 +241,10 @@ class StandingTakes:
         """Number of takes that stand for the group."""
         return len(self._groups.get(group, ()))
 
-    def has_room_for(self, taker: bytes) -> bool:
-        """Whether that process can be given credit; else it takes by acts alone."""
-        return taker in self._takers or len(self) < MAX_STANDING
+    @property
+    def is_full(self) -> bool:
+        """Whether no standing take can be added: then processes take by acts alone."""
+        return len(self) >= MAX_STANDING
 
     def heard(self, taker: bytes, kept_from: int, granted: Iterable[Credit], seqnum: int, now_us: int) -> None:
         """That process has acted, and grants this. It knows what it was given by records before `kept_from`."""

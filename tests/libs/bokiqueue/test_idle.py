@@ -115,3 +115,47 @@ async def test_a_consumer_of_several_shards_rests_however_long_nothing_comes() -
         await port.clock.advance(0.2)
         assert process.requests - before < 3, idle_s
     await end(consuming)
+
+
+@asynchronous
+async def test_a_consumer_that_leases_for_another_time_at_each_call_keeps_few_standing_takes() -> None:
+    """Each length is a take of its own, and lasts as long as its process acts: the shard would be full of them."""
+    port = MemoryPort()
+    producer = await queue_of(port)
+    process = Counting(port)
+    shared = following(process.logbook(), "q", 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lines, "MAX_UNUSED", 5)
+        for number in range(20):
+            waiting = waits(process.queue(), 60 + number)
+            await turns(40)
+            await producer.push(number)
+            message = await asyncio.wait_for(waiting, 1)
+            assert message is not None
+            assert message.value == number
+            await process.queue().ack(message)
+    assert len(shared.lines[0].state.standing) <= 6
+    await port.clock.advance(1)
+    assert len(shared.wants.waiting) <= 1
+    assert len(shared.wants._taken) < 20
+
+
+@asynchronous
+async def test_consumers_are_served_though_no_more_may_stand_in_the_shard() -> None:
+    """They see it when they come, or when others were quicker, and ask by themselves: acts do not repeat what is refused."""
+    port = MemoryPort()
+    producer = await queue_of(port)
+    process = Counting(port)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sessions, "MAX_STANDING", 2)
+        waiting = [waits(process.queue(), 60 + number) for number in range(4)]
+        await turns(40)
+        waiting.append(waits(process.queue(), 70))
+        await turns(40)
+        before = len((await producer.logbook.read("!q:q:0")).records)
+        for number in range(5):
+            await producer.push(number)
+            await turns(40)
+        found = [message.value for message in await asyncio.gather(*waiting) if message is not None]
+        assert sorted(found) == list(range(5))
+        assert len((await producer.logbook.read("!q:q:0")).records) - before < 25
