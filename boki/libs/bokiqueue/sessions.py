@@ -23,12 +23,13 @@ that says so. That must not be given twice, and must not be lost without a word.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
+from msgspec import Meta
 
 from boki.libs.bokiqueue.groups import Backlog, Delivery, Group
-from boki.libs.bokiqueue.records import Credit, GroupName, Handle, Later, Number, Span, Taker, Time
+from boki.libs.bokiqueue.records import MAX_NUMBER, Credit, GroupName, Handle, Later, Number, Span, Taker, Time
 from boki.libs.fold.commands import Sessions
 
 TAKER_US: Final = 15 * 60 * 1_000_000
@@ -158,7 +159,7 @@ class Standing(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     taker: Taker
     lease_us: Span
     since: Number
-    granted: Number
+    granted: Annotated[int, Meta(ge=0)]  # checkpoints of an earlier Boki may hold more than `MAX_NUMBER`
     used: Number
     until_us: Later
     silent_us: Time = 0
@@ -200,6 +201,7 @@ class StandingTakes:
         self._sound_until_us = NEVER_US
         """No process counts as gone before this: until then `ended` has nothing to look for."""
         for one in standing:
+            one.granted = min(one.granted, MAX_NUMBER)
             self._put(one)
 
     def __bool__(self) -> bool:
@@ -256,8 +258,9 @@ class StandingTakes:
         for credit in granted:
             known = self.find(credit.group, taker, credit.lease_us)
             if known is not None and credit.since in (0, known.since):
-                known.granted = credit.granted if credit.since else known.used + credit.granted
-            elif known is None and not credit.since and len(self) < MAX_STANDING:
+                total = credit.granted if credit.since else known.used + credit.granted
+                known.granted = min(total, MAX_NUMBER)  # a checkpoint with more could not be read
+            elif known is None and not credit.since and not self.is_full:
                 self._put(Standing(credit.group, taker, credit.lease_us, seqnum, credit.granted, 0, until_us))
 
     def forget_group(self, group: str) -> None:

@@ -15,13 +15,16 @@ from boki.libs.bokiqueue.messages import message_shape
 from boki.libs.bokiqueue.records import (
     ACK,
     GIVE_BACK,
+    MAX_NUMBER,
     MAX_SPAN_US,
     NOW,
     REDRIVE,
     Act,
     Carry,
+    Credit,
     Done,
     DropGroup,
+    Grant,
     Join,
     OpenGroup,
     Part,
@@ -40,7 +43,7 @@ from boki.libs.bokiqueue.records import (
     sound,
     stream_tag,
 )
-from boki.libs.bokiqueue.state import MAX_GROUPS
+from boki.libs.bokiqueue.state import MAX_GROUPS, ShardState, sound_snapshot
 from boki.log.operations import Answer, Operation, Read
 from boki.testing.memory_port import MemoryPort
 from tests.libs.bokiqueue.running import asynchronous
@@ -339,6 +342,42 @@ async def test_a_queue_whose_format_a_stranger_forged_is_had_back_with_its_messa
     await begins.push(6)
     found = [one.value for each in (queue, begins) * 3 for one in await each.pop_many(9)]
     assert sorted(found) == list(range(7))
+
+
+@asynchronous
+async def test_credit_on_top_of_credit_leaves_checkpoints_that_can_be_read() -> None:
+    """Two valid records made more of it than a checkpoint may hold: every new process was refused, permanently."""
+    port = MemoryPort()
+    queue: Queue[Any] = Queue(Process(port).logbook(), "q")
+    await queue.create()
+    with small_checkpoints(10):
+        for number, granted in ((1, 1), (2, MAX_NUMBER)):
+            act = Grant(0, b"stranger", number, [], [], [], 0, [Credit("", 0, granted)])
+            await queue.logbook.append(encode(act), record_tags("q", 0, 1))
+            await queue.push(number)
+        for number in range(40):
+            await queue.push(number)
+            await queue.lease(60, op=f"op-{number}")  # it is given nothing, and its act may make a checkpoint
+        await come_to_rest(queue)
+    assert (await queue.logbook.read(stream_tag("q", 0))).first_seqnum > 0
+    begins: Queue[Any] = Queue(Process(port).logbook(), "q")
+    assert (await begins.stats()).pushed == 42
+    assert await folds(begins) == await folds(queue)
+
+
+def test_a_checkpoint_of_an_earlier_boki_with_too_much_credit_is_read() -> None:
+    """It did not cut what was granted. The fold continues with as much as this one has."""
+    stream = Stream()
+    for number, granted in ((1, 1), (2, MAX_NUMBER)):
+        stream.append(Grant(0, b"stranger", number, [], [], [], 0, [Credit("", 0, granted)]))
+        stream.push()
+    (one,) = stream.state.standing
+    assert one.granted == MAX_NUMBER
+    one.granted += one.used
+    saved = sound_snapshot(msgspec.msgpack.encode(stream.state.snapshot()), stream.state.at)
+    assert saved is not None
+    (one,) = ShardState.restored(0, saved).standing
+    assert (one.granted, one.used) == (MAX_NUMBER, 2)
 
 
 def test_groups_of_a_shard_are_bounded() -> None:
