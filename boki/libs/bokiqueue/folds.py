@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
 from boki import BokiError, ConditionFailed, Expect, LogBook, Page, Record
 from boki.libs.bokiqueue import records
 from boki.libs.bokiqueue.callers import Bodies, Body, Lost, Served, Wants
-from boki.libs.bokiqueue.groups import Delivery, Segment, Spot
+from boki.libs.bokiqueue.groups import Delivery, Spot
 from boki.libs.bokiqueue.lines import Line, release
-from boki.libs.bokiqueue.messages import reshaped
+from boki.libs.bokiqueue.messages import no_such_queue, reshaped
 from boki.libs.bokiqueue.records import (
     LOST,
     MAX_MESSAGE_BYTES,
@@ -30,15 +30,15 @@ from boki.libs.bokiqueue.records import (
     Kind,
     Push,
     Saved,
-    Settings,
     Setup,
     belongs,
     sound,
 )
 from boki.libs.bokiqueue.sessions import Given
-from boki.libs.bokiqueue.state import ShardState, sound_snapshot
-from boki.libs.fold.checkpoints import PART_BYTES, Checkpoints, End, Part
-from boki.libs.fold.follower import PAGE_RECORDS, Follower
+from boki.libs.bokiqueue.state import ShardState
+from boki.libs.bokiqueue.stored import checkpoints_of, history, newest_settings, newest_state
+from boki.libs.fold.checkpoints import PART_BYTES, End
+from boki.libs.fold.follower import Follower
 from boki.libs.fold.registry import Tasks
 from boki.libs.fold.steps import run
 
@@ -59,6 +59,7 @@ _SPOT_BYTES: Final = 100
 _NOBODY: Final = b""
 """As the taker of an act that wants nothing."""
 
+R = TypeVar("R")
 _log = logging.getLogger("boki.queue")
 
 
@@ -84,6 +85,12 @@ class Folds:
         self._tasks, self._save_records = tasks, save_records
         self.forgotten: list[Line] = []
         """Shards whose checkpoint does not say any more what the act came to that is on its way."""
+        self.settings_at = 0
+        """Seqnum of the newest settings record that this process knows."""
+        self._steps = 0
+        """Number of records and checkpoints that were read."""
+        self._gone_at = -1
+        """The number of steps when the queue was found deleted."""
         self._checked_stop = 0
         """Where the last page ends in which the queue's settings were looked at."""
         self._missed: set[tuple[int, int]] = set()
@@ -105,6 +112,7 @@ class Folds:
         loaded = await asyncio.gather(*(newest_state(logbook, self._queue, line.shard) for line in self._lines))
         for line, (state, resume) in zip(self._lines, loaded, strict=True):
             line.begin(state, resume)
+        self._steps += 1
         self.forgotten = []
         for line in self._lines:  # before anything can fail: what is covered by now is not read again
             given, own, known = line.state.takers.last.get(self._taker), line.outstanding, line.last_token
@@ -142,6 +150,29 @@ class Folds:
             if settings is None or settings.shards != len(self._lines):
                 raise reshaped(self._queue)
             self._checked_stop = page_stop
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the queue was found deleted, and nothing was read since that may have created it again."""
+        return self._gone_at == self._steps
+
+    async def append_if_exists(self, logbook: LogBook, append: Callable[[Expect], Awaitable[R]]) -> R:
+        """Append on condition that the queue exists: a consumer must not bring a deleted book back. `NoSuchQueue`"""
+        while True:
+            if self.settings_at:
+                with suppress(ConditionFailed):  # the settings were changed, or the book was deleted
+                    return await append(Expect(records.settings_tag(self._queue), self.settings_at))
+            steps = self._steps
+            last, settings, _ = await newest_settings(logbook, self._queue, fresh=True)
+            if settings is None:
+                self._gone_at = steps
+                for line in self._lines if self.is_gone else ():  # else the reader would wake for what was due
+                    line.begin(ShardState(line.shard), 0)
+                raise no_such_queue(self._queue, logbook.name)
+            if settings.shards != len(self._lines):
+                self._follower.end(error := reshaped(self._queue))
+                raise error
+            self.settings_at = last
 
     async def _complete(self, logbook: LogBook, line: Line, seqnum: int, kind: Kind) -> bool:
         """Have what the record needs of the past. False: that was trimmed since, and others go by it, for they had read
@@ -199,6 +230,7 @@ class Folds:
     def _passed(self, record: Record) -> None:
         """The reading continues behind it."""
         self._follower.next_start = record.next_seqnum
+        self._steps += 1
         self._follower.clock.hear(record.time)
 
     def _pass_by(self, record: Record) -> None:
@@ -246,7 +278,7 @@ class Folds:
         state = line.state
         floor = state.needed_floor(state.time_us)
         data = msgspec.msgpack.encode(state.snapshot())  # now: the state continues at the next await
-        covers, checkpoints = state.at, _checkpoints(self._queue, line.shard, line.saved_bytes)
+        covers, checkpoints = state.at, checkpoints_of(self._queue, line.shard, line.saved_bytes)
         try:
             if self._is_worth_carrying(line, floor, fed_bytes):
                 await self._carry(logbook, line)
@@ -266,7 +298,7 @@ class Folds:
 
     async def _trim(self, logbook: LogBook, line: Line, end: End) -> None:
         try:
-            await run(_checkpoints(self._queue, line.shard).trim(end, line.state.floor), logbook)
+            await run(checkpoints_of(self._queue, line.shard).trim(end, line.state.floor), logbook)
             if line.state.last_fence:  # the last one stays: an empty tag would say that there never was one
                 await logbook.trim(line.state.last_fence, tag=records.fence_tag(self._queue, line.shard))
             if len(self._lines) > 1:
@@ -367,95 +399,6 @@ class Folds:
 
     def _tags(self, shard: int) -> tuple[str, ...]:
         return records.record_tags(self._queue, shard, len(self._lines))
-
-
-async def history(
-    logbook: LogBook, queue: str, shard: int, shards: int, start: int, stop: int
-) -> tuple[list[Segment], int]:
-    """The pushes in a part of the stream that was passed before, and from where on it is still there (0: all of it).
-
-    Without their bodies: all that is retained may be many times what a process has room for.
-    """
-    tag = records.stream_tag(queue, shard)
-    segments: list[Segment] = []
-    kept_from = 0
-    while start < stop:
-        page = await logbook.read(tag, start=start, stop=stop, limit=PAGE_RECORDS)
-        kept_from = max(kept_from, page.first_seqnum)
-        for record in page.records:
-            kind = sound(record)
-            if isinstance(kind, Push) and kind.shard == shard and belongs(kind, record.tags, queue, shards):
-                segments.append(Segment.of(record.seqnum, 0, record.time, kind))
-        if not page.records:
-            break
-        start = page.next_start
-    return segments, kept_from
-
-
-async def newest_settings(logbook: LogBook, queue: str, *, fresh: bool = False) -> tuple[int, Settings | None, int]:
-    """The last record of the settings' tag, 0 if there is none; the queue's settings, None if there are none; and the
-    version of their record, which all who read the queue know.
-
-    The first settings of a queue say how many shards it has: records that say otherwise later are skipped.
-    `VersionTooNew`
-    """
-    tag = records.settings_tag(queue)
-    record, first = await asyncio.gather(logbook.check_tail(tag, fresh=fresh), logbook.read_next(tag))
-    last = 0 if record is None else record.seqnum
-    shards = 0
-    while first is not None and not shards and first.seqnum < last:
-        kind = sound(first)
-        shards = kind.settings.shards if isinstance(kind, Setup) else 0
-        first = None if shards else await logbook.read_next(tag, min_seqnum=first.next_seqnum)
-    while record is not None:
-        if records.is_newer(record.data):
-            records.decode(record.data)  # refuses the queue by name
-        kind = sound(record)
-        if isinstance(kind, Setup) and shards in (0, kind.settings.shards):
-            return last, kind.settings, record.data[0]
-        record = await logbook.read_prev(tag, max_seqnum=record.seqnum - 1)
-    return last, None, 0
-
-
-# Checkpoints, as a queue writes them
-
-
-class _Form:
-    """How a queue writes its checkpoints. See `boki.libs.fold.checkpoints.Format`."""
-
-    def __init__(self, shard: int, grown_bytes: int = 0) -> None:
-        self._shard = shard
-        self._grown_bytes = grown_bytes
-
-    def part(self, data: bytes) -> bytes:
-        return records.encode(records.Part(self._shard, data))
-
-    def end(self, end: End) -> bytes:
-        return records.encode(Saved(self._shard, end.covers, end.first, end.floor, self._grown_bytes))
-
-    def read(self, record: Record) -> Part | End | None:
-        match sound(record):
-            case Saved() as saved if saved.shard == self._shard:
-                return End(saved.covers, saved.first, saved.floor)
-            case records.Part() as part:
-                return Part(part.data)
-            case _:
-                return None
-
-
-def _checkpoints(queue: str, shard: int, grown_bytes: int = 0) -> Checkpoints[tuple[ShardState, int]]:
-    def restored(data: bytes, end: End) -> tuple[ShardState, int] | None:
-        snapshot = sound_snapshot(data, end.covers)
-        return None if snapshot is None else (ShardState.restored(shard, snapshot), snapshot.resume)
-
-    stream, tag = records.stream_tag(queue, shard), records.checkpoint_tag(queue, shard)
-    return Checkpoints(stream, tag, restored, _Form(shard, grown_bytes))
-
-
-async def newest_state(logbook: LogBook, queue: str, shard: int) -> tuple[ShardState, int]:
-    """The state of the newest checkpoint, an empty one if there is none, and where to read on."""
-    loaded = await run(_checkpoints(queue, shard).newest(), logbook)
-    return (ShardState(shard), 0) if loaded is None else loaded.state
 
 
 def _detached(logbook: LogBook) -> LogBook:

@@ -404,7 +404,9 @@ class Following:
     def _start_acts(
         self, logbook: LogBook, *, is_tidying: bool = False, is_riding: bool = False
     ) -> list[asyncio.Task[None]]:
-        """Append what is to be asked for, at every shard that has no act on its way."""
+        """Append what is to be asked for, at every shard that has no act on its way. For callers that wait in a deleted
+        queue nothing is asked: they wait for the record that creates it again.
+        """
         self._is_starting = False
         if not self.follower.is_loaded or self._behind_from is not None or self.follower.is_over:
             return []
@@ -412,7 +414,8 @@ class Following:
         wanted: Demand | None = None
         now_us = self.clock.now_us() - lines.EARLY_US
         for line in self._in_turn():
-            if line.outstanding is None and not line.is_pausing(self.clock):
+            is_resting = self.folds.is_gone and not line.asked
+            if line.outstanding is None and not is_resting and not line.is_pausing(self.clock):
                 wanted = wanted or Demand(
                     self.wants, self.lines, self.clock, is_tidying=is_tidying, is_riding=is_riding
                 )
@@ -426,8 +429,9 @@ class Following:
         data, tags = records.encode(act), records.tags_of(act, self.queue, self.shards)
 
         async def append() -> int:
-            # else the fold has come to it
-            return await logbook.append(data, tags) if line.outstanding is outstanding else 0
+            if line.outstanding is not outstanding:  # the fold has come to it
+                return 0
+            return await self.folds.append_if_exists(logbook, lambda exists: logbook.append(data, tags, when=exists))
 
         try:
             outstanding.seqnum = await until_decided(append, "an act of a queue", _AGAIN, is_patient=False)
@@ -451,7 +455,10 @@ class Following:
         if outstanding is not None and line.outstanding is outstanding:
             line.refused_at = self.clock.here()
             line.refuse(error)
-            for kind in outstanding.kinds:
+            is_gone = isinstance(error, NoSuchQueue)
+            if is_gone:
+                line.forget_own()
+            for kind in () if is_gone else outstanding.kinds:
                 for want in self.wants.waiting.get(kind, ()):
                     finish(want, None, error)
             self._keep_reading(logbook)

@@ -340,6 +340,11 @@ class Line:
             for one in (*outstanding.takes, *outstanding.settles):
                 finish(one.caller, None, error)
 
+    def forget_own(self) -> None:
+        """Drop what is to be given back or received: the queue was deleted."""
+        self.asked = [one for one in self.asked if one.caller is not None]
+        self.held.clear()
+
     # What is taken, and not received yet
 
     def hear(self, deliveries: Sequence[Delivery]) -> None:

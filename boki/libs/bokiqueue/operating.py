@@ -16,7 +16,6 @@ import msgspec
 from boki import ConditionFailed, Expect, InvalidArgument, LogBook, NotFound
 from boki.libs.bokiqueue import records
 from boki.libs.bokiqueue.callers import Body, Lost
-from boki.libs.bokiqueue.folds import newest_settings
 from boki.libs.bokiqueue.following import Following
 from boki.libs.bokiqueue.groups import (
     DEAD,
@@ -35,6 +34,7 @@ from boki.libs.bokiqueue.messages import DeadLetter, Message, no_such_queue
 from boki.libs.bokiqueue.records import BYTES, MAX_SHARDS, DropGroup, OpenGroup, Settings, Settle, Setup, sound
 from boki.libs.bokiqueue.sessions import NEVER_US
 from boki.libs.bokiqueue.state import DEFAULT_GROUP, ShardState
+from boki.libs.bokiqueue.stored import newest_settings
 from boki.libs.fold.arguments import NAME, check_count, check_span, few_of
 
 SETTINGS_S: Final = 1.0  # for this long a handle trusts the settings that it has read
@@ -288,7 +288,7 @@ async def append_to_all(logbook: LogBook, shared: Following, make: Callable[[int
     """Append what is made for each shard, at one place of the log."""
     made = [make(shard) for shard in range(shared.shards)]
     group = [(records.encode(kind), records.tags_of(kind, shared.queue, shared.shards)) for kind in made]
-    await logbook.append_many(group)
+    await shared.folds.append_if_exists(logbook, lambda exists: logbook.append_many(group, when=exists))
     await shared.follower.catch_up(logbook)
 
 

@@ -106,7 +106,9 @@ class Queue(Generic[T]):
         return self._shared(await self.known.opened())
 
     def _shared(self, settings: records.Settings) -> Following:
-        return following(self.logbook, self.name, settings.shards)
+        shared = following(self.logbook, self.name, settings.shards)
+        shared.folds.settings_at = max(shared.folds.settings_at, self.known.stands().number)
+        return shared
 
     # Pushing
 

@@ -159,3 +159,54 @@ async def test_consumers_are_served_though_no_more_may_stand_in_the_shard() -> N
         found = [message.value for message in await asyncio.gather(*waiting) if message is not None]
         assert sorted(found) == list(range(5))
         assert len((await producer.logbook.read("!q:q:0")).records) - before < 25
+
+
+async def books(port: MemoryPort) -> list[str]:
+    found = port.log.answer(ListBooks("", "", 10), port.clock.now_us)
+    return [book.name for book in found.books] if isinstance(found, Books) else []
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@asynchronous
+async def test_a_consumer_that_waits_does_not_bring_a_deleted_book_back(shards: int) -> None:
+    """It follows the queue when that is made again, however long after: until then it appends and asks for nothing."""
+    port = MemoryPort()
+    producer = await queue_of(port, shards)
+    process = Counting(port)
+    waiting = asyncio.ensure_future(process.queue().pop(wait_s=36_000))
+    await turns(40)
+    await producer.logbook.delete()
+    for idle_s in (1, 320, 2_000):
+        await port.clock.advance(idle_s)
+        assert await books(port) == []
+    before = process.requests
+    await port.clock.advance(2)
+    assert process.requests - before < 3
+    await producer.push("again")
+    message = await asyncio.wait_for(waiting, 1)
+    assert message is not None
+    assert message.value == "again"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda queue, _: queue.pop(),
+        lambda queue, _: queue.lease(),
+        lambda queue, _: queue.pop(wait_s=5, op="op"),
+        lambda queue, message: queue.ack(message),
+        lambda queue, _: queue.create_group("g"),
+        lambda queue, _: queue.replay(),
+    ],
+)
+@asynchronous
+async def test_no_call_but_a_push_brings_a_deleted_book_back(call: Callable[[Queue[Any], Any], Awaitable[Any]]) -> None:
+    """Also in the second for which a handle trusts what it knows of the queue."""
+    port = MemoryPort()
+    queue = await queue_of(port)
+    await queue.push_many(["a", "b"])
+    message = await queue.lease()
+    await queue.logbook.delete()
+    with pytest.raises((NoSuchQueue, NoSuchGroup)):
+        await call(queue, message)
+    assert await books(port) == []

@@ -13,10 +13,10 @@ import pytest
 from boki import LogBook, Record
 from boki.libs.bokiqueue import Queue
 from boki.libs.bokiqueue import folds as queue_folds
-from boki.libs.bokiqueue.folds import history, newest_state
 from boki.libs.bokiqueue.following import queues_of
 from boki.libs.bokiqueue.records import OpenGroup, Part, Saved, checkpoint_tag, encode
 from boki.libs.bokiqueue.state import Snapshot
+from boki.libs.bokiqueue.stored import history, newest_state
 from boki.testing.memory_port import MemoryPort
 from tests.libs.bokiqueue.running import asynchronous
 from tests.libs.bokiqueue.test_crashes import Process, drain, small_checkpoints
