@@ -142,7 +142,7 @@ async def test_a_consumer_that_leases_for_another_time_at_each_call_keeps_few_st
 
 @asynchronous
 async def test_consumers_are_served_though_no_more_may_stand_in_the_shard() -> None:
-    """They see it when they come, or when others were quicker, and ask by themselves: acts do not repeat what is refused."""
+    """They see it when they come, or when others were quicker, and ask: acts do not repeat what is refused."""
     port = MemoryPort()
     producer = await queue_of(port)
     process = Counting(port)
