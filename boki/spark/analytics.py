@@ -70,10 +70,12 @@ def _fold(rows: pd.DataFrame) -> pd.DataFrame:
         given = state.apply(int(seqnum), int(time_us), record)
         if isinstance(record, Push):
             events.append(("push", "", time_us, len(record.bodies), None))
-        elif isinstance(record, Act) and given is not None:
-            for take, deliveries in zip(record.takes, given.takes, strict=True):
-                for delivery in deliveries or ():
-                    events.append(("delivery", take.group, time_us, 1, (time_us - delivery.spot.time_us) / 1e6))
+        handed = [(one.group, one.deliveries) for one in state.handed]  # any record may have standing takes served
+        if isinstance(record, Act) and given is not None:
+            handed += [(take.group, some or []) for take, some in zip(record.takes, given.takes, strict=True)]
+        for group, deliveries in handed:
+            for delivery in deliveries:
+                events.append(("delivery", group, time_us, 1, (time_us - delivery.spot.time_us) / 1e6))
     found = pd.DataFrame(events, columns=["kind", "consumers", "time_us", "messages", "age_s"])
     found["time"] = pd.to_datetime(found.pop("time_us"), unit="us", utc=True)  # else it is of the session's time zone
     found["shard"] = shard

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import pytest
 
 from boki.client import BlockingClient
 from boki.launch.child import Child
-from boki.libs.bokiqueue.records import Act, Push, Take, encode, stream_tag
+from boki.libs.bokiqueue.records import GIVE_BACK, Act, Credit, Grant, Push, Settle, Take, encode, stream_tag
 from boki.spark.analytics import _fold, queue_ages, queue_events, queue_rates
 
 if TYPE_CHECKING:
@@ -37,6 +37,25 @@ def test_times_are_no_time_of_day() -> None:
     }
     (moment,) = _fold(pd.DataFrame(columns))["time"]
     assert moment == pd.Timestamp("2023-11-14T22:13:20", tz="UTC")
+
+
+def test_what_standing_takes_are_given_is_delivered() -> None:
+    """By whatever record: a push, an act that takes itself, and one that gives a message back."""
+    act = {"shard": 0, "taker": b"me"}
+    history: list[Push | Act] = [
+        Push(0, b"\0", [b"a"]),
+        Grant(**act, number=1, takes=[Take("", 1, 9_000_000)], credits=[Credit("", 9_000_000, 2)]),
+        Push(0, b"\0", [b"b"]),
+        Act(**act, number=2, settles=[Settle("", GIVE_BACK, [(0, 2_000)])]),
+    ]
+    columns: dict[str, list[Any]] = {"shard": [0] * 4, "seqnum": [1_000, 2_000, 3_000, 4_000]}
+    columns["time_us"] = [1_000_000, 3_000_000, 4_000_000, 9_000_000]
+    columns["data"] = [encode(record) for record in history]
+    found = _fold(pd.DataFrame(columns))
+    deliveries = found[found["kind"] == "delivery"]
+    assert list(deliveries["age_s"]) == [2.0, 0.0, 8.0]
+    assert list(deliveries["messages"]) == [1, 1, 1]
+    assert list(deliveries["consumers"]) == ["", "", ""]
 
 
 @pytest.mark.whole
