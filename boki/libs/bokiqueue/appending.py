@@ -288,6 +288,7 @@ async def room(
 
 async def _wait_for_room(logbook: LogBook, shared: Following, most: int, count: int, patience_s: float) -> None:
     begun = shared.clock.here()
+    patience_s = logbook.session.caller.deadline.wait_s(patience_s)
     while True:
         await shared.follower.catch_up(logbook)
         now_us = shared.clock.looking_us(logbook.session.likely_time_us())

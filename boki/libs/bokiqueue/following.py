@@ -118,10 +118,11 @@ class Following:
             if served:
                 return served
             lines.release(self.lines, want.kind[0], self.wants.pop_others(want.kind))
+        if want.wait_s is not None:
+            want.wait_s = logbook.session.caller.deadline.wait_s(want.wait_s)
         if want.op or want.wait_s is None or self._has_no_room(want.kind):
             return await self._take_own(logbook, want)
         is_first = not self.wants.waiting.get(want.kind)
-        want.wait_s = logbook.session.caller.deadline.wait_s(want.wait_s)
         self.wants.add(want)
         if self.reader is not None and (is_first or want.wait_s < -self.clock.since(self._reads_until)):
             self.follower.look_again()

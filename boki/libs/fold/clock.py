@@ -5,7 +5,9 @@ more than that the time is not earlier. What this process itself has just append
 when that was long ago, the clock is not *sure*: code that depends on a time to come asks the log first, by an append.
 Between records time continues as it does here.
 
-Waits are measured by the event loop's clock, or by what the log itself has waited (in a test its time is virtual).
+Waits are measured by the event loop's clock, or by what the log itself has waited (in a test its time is virtual): by
+the time that reads have really taken. The deadline of the call that reads for all may end a read long before the wait
+that it asked for.
 """
 
 from __future__ import annotations
@@ -25,12 +27,15 @@ Moment = tuple[float, float]
 class LogClock:
     """The clock of one stream in this process. `loop_s` is the event loop's, in seconds."""
 
-    __slots__ = ("_heard", "_told", "_us", "latest_us", "loop_s", "waited_s")
+    __slots__ = ("_heard", "_read_began_s", "_reader_s", "_told", "_us", "_waited_s", "latest_us", "loop_s")
 
     def __init__(self, loop_s: Callable[[], float]) -> None:
         self.loop_s = loop_s
-        self.waited_s = 0.0
-        """How long the log has waited for this process, in its own time."""
+        self._waited_s = 0.0
+        """How long reads that have ended have taken."""
+        self._reader_s: Callable[[], float] | None = None
+        """The clock of the call whose read is under way."""
+        self._read_began_s = 0.0
         self.latest_us = 0
         """The time of the newest record that was read."""
         self._us = 0
@@ -40,7 +45,15 @@ class LogClock:
 
     def here(self) -> Moment:
         """Now, by the event loop and by the log's waits; whichever has gone farther counts."""
-        return self.loop_s(), self.waited_s
+        reader_s = self._reader_s
+        if reader_s is None:
+            return self.loop_s(), self._waited_s
+        return self.loop_s(), self._waited_s + reader_s() - self._read_began_s
+
+    @property
+    def waited_s(self) -> float:
+        """How long the log has waited for this process, in its own time."""
+        return self.here()[1]
 
     def since(self, before: Moment) -> float:
         """How long ago that was, in seconds."""
@@ -69,12 +82,15 @@ class LogClock:
         self._us = max(time_us, min(self.now_us(), latest_us))
         self._heard = self._told = self.here()
 
-    def wait_over(self, wait_s: float, time_us: int, begun_us: int) -> None:
-        """A read has waited for that long, or less if a record of that time (0: none) ended it."""
-        if not time_us:
-            self.waited_s += wait_s
-        elif self.is_sure:
-            self.waited_s += min(wait_s, max(0.0, (time_us - begun_us) / 1e6))
+    def read_begins(self, reader_s: Callable[[], float]) -> None:
+        """A read begins, for a call of that clock. It counts while it is under way, too: else all of it would count for
+        a caller that comes just before its end.
+        """
+        self._reader_s, self._read_began_s = reader_s, reader_s()
+
+    def read_ends(self) -> None:
+        """The read is over, by whatever: it has taken the time that it took, not the wait that it asked for."""
+        self._waited_s, self._reader_s = self.waited_s, None
 
     def looking_us(self, wall_us: int) -> int:
         """The time for a caller that only looks and appends nothing: this machine's clock, but not before the log's."""

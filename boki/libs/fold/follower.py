@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from boki import BokiError, LogBook, LogSession, Page, Record
@@ -170,8 +171,10 @@ class Follower:
 
     async def wait_until(self, logbook: LogBook, ready: Callable[[], Any], wait_s: float | None = None) -> Any:
         """What `ready` returns, as soon as that is not None; it is asked now and after each page. None after `wait_s`
-        seconds.
+        seconds, or just before the deadline of the caller's call.
         """
+        if wait_s is not None:
+            wait_s = logbook.session.caller.deadline.wait_s(wait_s)
         waiter = Waiter(wait_s, self.clock.here(), ready)
         if self.is_loaded:
             self._ask(waiter)
@@ -285,7 +288,7 @@ class Follower:
         return bool(page.records)
 
     async def _page(self, logbook: LogBook, wait_s: float) -> Page | None:
-        begun_us = self.clock.now_us()
+        self.clock.read_begins(logbook.session.caller.deadline.clock)
         reading = asyncio.ensure_future(
             logbook.read(self.tag, start=self.next_start, limit=self._page_records, wait_s=wait_s)
         )
@@ -302,7 +305,8 @@ class Follower:
             raise
         finally:
             self._read = None
-        self.clock.wait_over(wait_s, page.records[-1].time if page.records else 0, begun_us)
+            with suppress(RuntimeError):  # a caller that its loop has left behind is closed later: its clock is gone
+                self.clock.read_ends()
         return page
 
     def _note_seen(self, logbook: LogBook) -> None:

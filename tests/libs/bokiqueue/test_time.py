@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
-from boki.libs.bokiqueue import Queue, appending, operating
+from boki.api.deadline import Caller, Deadline
+from boki.api.logbook import LogSession
+from boki.libs.bokiqueue import Queue, QueueFull, appending, operating
 from boki.libs.bokiqueue.sessions import SESSION_US
 from boki.libs.bokiqueue.state import ShardState
 from boki.libs.fold.clock import PROMPT_S, SURE_S, LogClock
-from boki.testing.memory_port import MemoryPort
+from boki.testing.memory_port import ENDLESS_S, MemoryPort
 from tests.libs.bokiqueue.running import asynchronous
 from tests.libs.bokiqueue.test_crashes import Process
 
@@ -149,17 +151,55 @@ def test_the_clock_is_never_behind_a_record_nor_ahead_of_an_answer() -> None:
     assert not clock.is_sure
 
 
-def test_a_read_that_is_ended_by_a_record_has_waited_no_longer_than_it_has() -> None:
-    """However old the record before is; else all others who wait would have waited, too."""
-    loop = Loop()
-    clock = LogClock(loop)
-    clock.hear(5_000_000)
-    clock.wait_over(10, 900_000_000, clock.now_us())
-    assert clock.waited_s == 0
-    clock.hear_answer(900_000_000, clock.here())
-    clock.wait_over(10, 0, clock.now_us())
-    clock.wait_over(10, 913_000_000, clock.now_us())
-    assert clock.waited_s == 13
+def hurried(port: MemoryPort, process: Process, left_s: float) -> Queue[Any]:
+    """The queue for a call of a process that has this long left."""
+    clock = port.clock.time
+    caller = Caller(deadline=Deadline.after(left_s, clock), longest_poll_s=ENDLESS_S, wall_clock=clock)
+    return Queue(LogSession(process, process.appends, caller).logbook("test"), "q")
+
+
+@asynchronous
+async def test_a_call_that_ends_early_ends_no_other_wait() -> None:
+    """It reads for all when its deadline comes. The others wait on, and a lease is as old as it was."""
+    port = MemoryPort()
+    process = Process(port)
+    queue: Queue[Any] = Queue(process.logbook(), "q")
+    await queue.push("job")
+    leased = await queue.lease(100)
+    assert leased is not None
+    begun_s = port.clock.time()
+
+    async def pop(queue: Queue[Any], **options: Any) -> float:
+        assert await queue.pop(**options) is None
+        return port.clock.time() - begun_s
+
+    first = asyncio.create_task(pop(hurried(port, process, 5), wait_s=60, op="o"))
+    for _ in range(12):
+        await asyncio.sleep(0)
+    assert await asyncio.gather(first, pop(queue, wait_s=50)) == [
+        pytest.approx(4.9, abs=0.01),
+        pytest.approx(50, abs=0.01),
+    ]
+    async with queue.process(leased) as out:
+        out.append(b"effect", ["e"])
+
+
+@asynchronous
+async def test_a_push_that_ends_early_ages_no_lease() -> None:
+    """It waits for room until just before the deadline of its call, however long it asked for."""
+    port = MemoryPort()
+    process = Process(port)
+    queue: Queue[Any] = Queue(process.logbook(), "q")
+    await queue.create(max_length=1)
+    await queue.push("job")
+    leased = await queue.lease(100)
+    assert leased is not None
+    begun_s = port.clock.time()
+    with pytest.raises(QueueFull):
+        await hurried(port, process, 5).push("more", wait_s=600)
+    assert port.clock.time() - begun_s == pytest.approx(4.9, abs=0.01)
+    async with queue.process(leased) as out:
+        out.append(b"effect", ["e"])
 
 
 @asynchronous

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from dataclasses import replace
 from random import Random
 from typing import Any
 
 import pytest
 
 import boki.testing
-from boki import LogBook, NotFound, Page
+from boki import LogBook, LogSession, NotFound, Page
+from boki.api.deadline import Deadline
 from boki.libs.fold.follower import Follower, Waiter
 from boki.libs.fold.registry import IDLE_S, Registry, Tasks
 from tests.libs.bokiqueue.running import asynchronous
@@ -126,6 +128,64 @@ async def test_waiting_has_an_end_in_the_time_of_the_log() -> None:
         assert not leader.done()
         await ctx.logbook.append(b"1", ["t"])
         assert await leader == [b"1"]
+
+
+def hurried(logbook: LogBook, left_s: float) -> LogBook:
+    """The same book for a call that has this long left."""
+    session = logbook.session
+    deadline = Deadline.after(left_s, session.caller.deadline.clock)
+    return LogSession(session.port, session.appends, replace(session.caller, deadline=deadline)).logbook(logbook.name)
+
+
+@asynchronous
+async def test_the_deadline_of_the_caller_that_leads_is_no_one_elses() -> None:
+    """Its read ends early. The others wait for as long as they asked, and the clock is told what has really passed."""
+    async with boki.testing.context() as ctx:
+        follower = Follower(Numbers(), "t")
+        await follower.catch_up(ctx.logbook)
+        before = ctx.clock.time()
+
+        async def wait(logbook: LogBook, wait_s: float) -> tuple[float, float]:
+            assert await follower.wait_until(logbook, lambda: None, wait_s) is None
+            return ctx.clock.time() - before, follower.clock.waited_s
+
+        leader = asyncio.create_task(wait(hurried(ctx.logbook, 5), 3600))
+        await asyncio.sleep(0)
+        took = await asyncio.gather(leader, wait(ctx.logbook, 50))
+        assert took == [pytest.approx((4.9, 4.9), abs=0.01), pytest.approx((50, 50), abs=0.01)]
+
+
+@asynchronous
+async def test_a_caller_that_comes_during_a_read_waits_from_then_on() -> None:
+    """Of a read of a minute that is half over, half a minute counts for it."""
+    async with boki.testing.context() as ctx:
+        follower = Follower(Numbers(), "t")
+        await follower.catch_up(ctx.logbook)
+        leader = asyncio.create_task(follower.wait_for_more(ctx.logbook, 60))
+        await ctx.clock.advance(30)
+        before = ctx.clock.time()
+        await follower.wait_for_more(ctx.logbook, 70)
+        assert ctx.clock.time() - before == pytest.approx(70, abs=0.01)
+        await leader
+
+
+@asynchronous
+async def test_a_read_that_is_cut_short_has_taken_the_time_that_it_took() -> None:
+    """Also if a record ends it."""
+    async with boki.testing.context() as ctx:
+        follower = Follower(Numbers(), "t")
+        await follower.catch_up(ctx.logbook)
+        before = ctx.clock.time()
+        leader = asyncio.create_task(follower.wait_for_more(ctx.logbook))
+        await ctx.clock.advance(7)
+        await follower.catch_up(ctx.logbook)
+        assert follower.clock.waited_s == pytest.approx(ctx.clock.time() - before, abs=0.01)
+        await ctx.clock.advance(11)
+        await ctx.logbook.append(b"1", ["t"])
+        await leader
+        assert (
+            follower.clock.waited_s == pytest.approx(ctx.clock.time() - before, abs=0.01) == pytest.approx(18, abs=0.01)
+        )
 
 
 @asynchronous
