@@ -11,11 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Final
-
-import msgspec
 
 from boki.api.append_gatherer import AppendGatherer
 from boki.api.deadline import Caller, Deadline
@@ -45,19 +42,18 @@ from boki.books.calls.ledger import (
     id_tag,
     owner_tag,
     part_of,
-    runs_of,
     waiting_of,
 )
-from boki.books.calls.lives import carry_forward
+from boki.books.calls.lives import fitting
 from boki.books.calls.runs import Runs
 from boki.books.calls.waiting import Owner, Waiting
-from boki.errors import BokiError, ConditionFailed, CorruptData, NoSuchInvocation, NotFound, TooLarge, Trimmed
+from boki.errors import BokiError, ConditionFailed, CorruptData, NoSuchInvocation, NotFound, Trimmed
 from boki.host.clock import now_us
 from boki.libs.fold.follower import PAGE_RECORDS, Follower
 from boki.libs.fold.retrying import until_answered, until_decided
 from boki.log.ids import MAX_SEQNUM
 from boki.log.limits import DEFAULT_LIMITS, Limits
-from boki.log.operations import Append, Failure, Found, Read, TrimBook
+from boki.log.operations import Append, Found, Read, TrimBook
 from boki.log.record import Expect, Page, Record
 from boki.protocol.calls import Outcome, Suspension
 from boki.retry import Backoff
@@ -69,10 +65,6 @@ _BACKOFF: Final = Backoff(jitter=0.0)
 """Without jitter, so that simulations are repeatable."""
 _CALLS_IN_PART: Final = 1_000
 """Of a checkpoint: some 200 bytes each, unless they wait for much."""
-_CARRIED_AT_ONCE: Final = 200
-_TRIMS_TO_CARRY: Final = 8
-"""However many calls are suspended, this many trims carry them all forward: a fraction of those in a day."""
-_CARRIED_TOGETHER: Final = 32
 _LONGEST_POLL_S: Final = 3600.0
 """The engine is in this process: nothing on the way gives up."""
 
@@ -94,7 +86,6 @@ class CallBook:
             port, AppendGatherer(port, limits), Caller(deadline=deadline, limits=limits, is_runtime=True)
         )
         self._book = self._access.logbook(BOOK)
-        self._floor = 0
         self._follower = Follower(self, None, page_records=min(PAGE_RECORDS, limits.page_records))
         self._is_recovering = False
         self._ends: dict[str, asyncio.Future[tuple[Finished, int] | None]] = {}
@@ -273,6 +264,35 @@ class CallBook:
         self.ledger.learn(seqnum, 0, entry)
         return True
 
+    async def carry(self, carried: Accepted, expected_seqnum: int) -> bool:
+        """Append an acceptance in the name of the call's owner, if that record is still the call's last and nothing has
+        taken over from the owner. Else learn what has become of the call.
+
+        Of the owner this engine knows what its fold knows. Without the condition, a call that was carried behind the
+        claim of its heir would belong to the lost owner again.
+        """
+        tag, owner = id_tag(carried.call.id), owner_tag(carried.owner)
+        append = partial(
+            self._book.append,
+            CODEC.encode(carried),
+            [tag, *acceptance_tags(carried)],
+            when=(Expect(tag, expected_seqnum), Expect(owner, 0)),
+        )
+        try:
+            seqnum = await until_decided(append, _WHAT, _BACKOFF)
+        except ConditionFailed as error:
+            await (self._learn_heir(carried.owner) if error.tag == owner else self._catch_up(carried.call.id))
+            return False
+        self.ledger.learn(seqnum, 0, carried)
+        return True
+
+    async def _learn_heir(self, lost: Owner) -> None:
+        """There is a claim to an owner's calls, so it was fenced before: fold the claim, and see that it covers all."""
+        await until_answered(self.recover, _WHAT, _BACKOFF)
+        if lost in self.ledger.owners():
+            await self.take_over(lost)
+            await until_answered(self.recover, _WHAT, _BACKOFF)
+
     async def begin(self, waiting: Waiting, runs: Runs) -> Waiting | None:
         """Record that a run of the call begins here: how it waits from then on; None if it is over or another's."""
         starts = waiting.starts + 1
@@ -332,7 +352,7 @@ class CallBook:
                 _log.warning("what a call left to be appended to book %s was refused: %s", append.book, error)
 
     async def _finish(self, entry: Finished) -> Outcome:
-        entry = self._fitting(entry)
+        entry = fitting(entry, self._limits.record_bytes)
         while (waiting := self.ledger.waiting.get(entry.id)) is not None:
             if waiting.owner != self.me:
                 return await self.outcome(entry.id)
@@ -341,29 +361,24 @@ class CallBook:
         return await self._catch_up(entry.id) or entry.outcome
 
     async def take_over(self, lost: Owner) -> None:
-        """Claim the unfinished calls of an owner that can append no more, unless another has; the fold tells who."""
-        append = partial(
-            self._book.append,
-            CODEC.encode(TakenOver(lost, self.me)),
-            [owner_tag(lost), TAKEN_OVER_TAG],
-            when=Expect(owner_tag(lost), 0),
-        )
-        with suppress(ConditionFailed):
-            await until_decided(append, _WHAT, _BACKOFF)
+        """Claim the unfinished calls of an owner that can append no more, unless another has; the fold tells which.
 
-    def _fitting(self, entry: Finished) -> Finished:
-        """The record of an outcome; one that is too large for a record becomes the failure that says so."""
-        size = len(CODEC.encode(entry))
-        if size <= self._limits.record_bytes:
-            return entry
-        size = len(entry.outcome.result.data) if entry.outcome.result else size
-        error = TooLarge(
-            f"the function ran, but its result has {size:,} bytes, and that of a logged call may have at most "
-            f"{self._limits.record_bytes:,}: append it to a LogBook and return where it is",
-            outcome="failed",
-            limit=self._limits.record_bytes,
-        )
-        return msgspec.structs.replace(entry, outcome=Outcome(None, Failure.of(error), entry.outcome.positions))
+        Again, if calls are this owner's although the fold knows the last claim: earlier versions carry a call forward
+        in the name of an owner that was taken over meanwhile.
+        """
+        last_claim = await self._claim(lost, 0)
+        if 0 < last_claim < self.ledger.fold_from and lost in self.ledger.owners():
+            await self._claim(lost, last_claim)
+
+    async def _claim(self, lost: Owner, last_claim: int) -> int:
+        """Append the claim to an owner's calls if the last one is that record (0: there is none); else its seqnum."""
+        tag, entry = owner_tag(lost), CODEC.encode(TakenOver(lost, self.me))
+        append = partial(self._book.append, entry, [tag, TAKEN_OVER_TAG], when=Expect(tag, last_claim))
+        try:
+            await until_decided(append, _WHAT, _BACKOFF)
+        except ConditionFailed as error:
+            return int(error.actual_seqnum)
+        return 0
 
     async def _catch_up(self, invocation_id: str) -> Outcome | None:
         """The call has another last record than was known: learn it. Its outcome, if it is that it has finished."""
@@ -457,28 +472,9 @@ class CallBook:
         first = first_record(found)
         return None if first is None else first.seqnum
 
-    async def trim(self, older_than_us: int) -> None:
-        """Trim what was recorded before that time, by the log's time. Unfinished calls are carried forward first."""
-        kept = await self.first_seqnum_at(older_than_us)
-        wanted = self.ledger.fold_from if kept is None else kept
-        held = self.ledger.waiting_below(wanted, max(_CARRIED_AT_ONCE, len(self.ledger.waiting) // _TRIMS_TO_CARRY))
-        for some in (held[i : i + _CARRIED_TOGETHER] for i in range(0, len(held), _CARRIED_TOGETHER)):
-            await asyncio.gather(*(self._carry(waiting) for waiting in some))
-        floor = self.ledger.trim_floor(wanted)
-        if floor > self._floor:
-            await self._access.ask(TrimBook(BOOK, floor))
-            self._floor = floor
-
-    async def _carry(self, waiting: Waiting) -> None:
-        loaded = await self.load_call(waiting)
-        found = self.ledger.waiting.get(waiting.id)
-        if loaded is None or found != waiting:
-            return  # it has changed: the next trim looks at it again
-        last = await until_answered(partial(self.last, waiting.id), _WHAT, _BACKOFF)
-        if last is not None and not isinstance(last[0], Finished) and last[1].seqnum == waiting.seqnum:
-            runs = runs_of(last[0], last[1].time)
-            carried = carry_forward(*loaded, waiting, runs)
-            await self.append_after(carried, waiting.seqnum, acceptance_tags(carried))
+    async def trim(self, floor: int) -> None:
+        """Trim everything below that seqnum."""
+        await self._access.ask(TrimBook(BOOK, floor))
 
 
 def _ignore(*_: object) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from boki.books.calls.call_book import CallBook
+from boki.books.calls.trimming import Trimmer
 from boki.errors import BokiError
 
 _log = logging.getLogger("boki.protocol.calls")
@@ -32,18 +33,19 @@ class Housekeeping:
         self._keep_s = keep_s
         self._clock = clock
         self._spawn = spawn
-        self._trimmer: asyncio.TimerHandle | None = None
+        self._trimmer = Trimmer(book)
+        self._timer: asyncio.TimerHandle | None = None
         self._is_busy = False
 
     def start(self) -> None:
         """Trim from time to time."""
         interval_s = min(self._keep_s / _TRIMS_PER_KEEP, _LONGEST_TIMER_S)
-        self._trimmer = asyncio.get_running_loop().call_later(interval_s, self._trim)
+        self._timer = asyncio.get_running_loop().call_later(interval_s, self._trim)
 
     def stop(self) -> None:
         """Stop trimming."""
-        if self._trimmer is not None:
-            self._trimmer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
 
     def look(self) -> None:
         """There are more records: write a checkpoint if one is due."""
@@ -51,7 +53,7 @@ class Housekeeping:
             self._begin(self._book.checkpoint)
 
     def _trim(self) -> None:
-        self._begin(lambda: self._book.trim(self._clock() - int(self._keep_s * 1e6)))
+        self._begin(lambda: self._trimmer.trim(self._clock() - int(self._keep_s * 1e6)))
         self.start()
 
     def _begin(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -134,7 +134,7 @@ class Inquiries:
                 await self._book.newest(invocation_id)
                 continue
             carried = moved(carry_forward(accepted, accepted_us, waiting, runs), to.version)
-            if await self._book.append_after(carried, record.seqnum, acceptance_tags(carried)):
+            if await self._book.carry(carried, record.seqnum):
                 now = self._clock()
                 return state_of(carried, now, carried, now)
 

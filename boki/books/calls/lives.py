@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from boki.books.calls.ledger import Accepted, Finished, accepted_at, attributes_of, name_of
+from boki.books.calls.ledger import CODEC, Accepted, Finished, accepted_at, attributes_of, name_of
 from boki.books.calls.runs import Runs
 from boki.books.calls.waiting import Owner, Waiting
+from boki.errors import TooLarge
+from boki.log.operations import Failure
 from boki.protocol.calls import PINNED, Call, Outcome
 
 
@@ -74,3 +76,18 @@ def ended(call: Call, outcome: Outcome, accepted_us: int, due_us: int, runs: Run
         attributes_of(call),
         "" if call.chosen is None else call.chosen.watcher,
     )
+
+
+def fitting(entry: Finished, most_bytes: int) -> Finished:
+    """The record of an outcome; one that is too large for a record becomes the failure that says so."""
+    size = len(CODEC.encode(entry))
+    if size <= most_bytes:
+        return entry
+    size = len(entry.outcome.result.data) if entry.outcome.result else size
+    error = TooLarge(
+        f"the function ran, but its result has {size:,} bytes, and that of a logged call may have at most "
+        f"{most_bytes:,}: append it to a LogBook and return where it is",
+        outcome="failed",
+        limit=most_bytes,
+    )
+    return msgspec.structs.replace(entry, outcome=Outcome(None, Failure.of(error), entry.outcome.positions))

@@ -189,7 +189,7 @@ class CallWorld:
     async def kill(self) -> None:
         """The process is gone, with everything that it was doing."""
         self.port.is_halted = True
-        for timer in (self.calls._timer, self.calls._housekeeping._trimmer, self.calls._takeover._timer):
+        for timer in (self.calls._timer, self.calls._housekeeping._timer, self.calls._takeover._timer):
             if timer is not None:
                 timer.cancel()
         self.calls._is_open = False

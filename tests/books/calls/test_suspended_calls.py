@@ -9,7 +9,7 @@ from contextlib import suppress
 import msgspec
 import pytest
 
-from boki.books.calls import call_book
+from boki.books.calls import call_book, trimming
 from boki.books.calls.ledger import (
     BOOK,
     CODEC,
@@ -413,7 +413,7 @@ def test_a_checkpoint_of_many_sleepers_has_parts(is_torn: bool, monkeypatch: pyt
 @pytest.mark.whole
 def test_all_sleepers_are_carried_forward_in_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many there are, trims keep up: the book stays as long as its day and what sleeps."""
-    monkeypatch.setattr(call_book, "_CARRIED_AT_ONCE", 2)
+    monkeypatch.setattr(trimming, "_CARRIED_AT_ONCE", 2)
 
     async def scenario() -> None:
         world = CallWorld()

@@ -69,7 +69,7 @@ class Engine:
         """It does nothing more; its tasks hang forever, as those of another process would be gone."""
         self.port.is_halted = True
         self.calls._is_open = False
-        for timer in (self.calls._timer, self.calls._housekeeping._trimmer, self.calls._takeover._timer):
+        for timer in (self.calls._timer, self.calls._housekeeping._timer, self.calls._takeover._timer):
             if timer is not None:
                 timer.cancel()
 
