@@ -373,8 +373,8 @@ class LoggedCalls:
             self._takeover.watch_soon()  # its owner may be gone already
         self._housekeeping.look()
 
-    def _adopt_all(self, only: str | None = None) -> None:
-        """Run what is this engine's and not known to be: all of it, or one call."""
+    def _adopt_all(self, only: str | None = None, *, is_inherited: bool = False) -> None:
+        """Run what is this engine's and not known to be: all of it, which is inherited, or one call."""
         ledger = self._book.ledger
         found = ledger.owned_by(self._me) if only is None else [ledger.waiting.kept(only)]
         for call in found:
@@ -382,7 +382,7 @@ class LoggedCalls:
                 if isinstance(call, PackedCall):
                     self._sleepers.inherit(call)
                 else:
-                    self._mine[call.id] = only is None
+                    self._mine[call.id] = is_inherited or only is None
                     self._queue(call.id, call.due_us)
         self._pump()
 
@@ -451,6 +451,8 @@ class LoggedCalls:
             self._forget_call(invocation_id)
             if invocation_id in self._ends:
                 self._spawn(self._tell_end(invocation_id), in_background=True)
+            # while its body ended, it may have become this engine's again: by a second claim, or because it was retried
+            self._adopt_all(invocation_id, is_inherited=True)
 
     async def _tell_end(self, invocation_id: str) -> None:
         """Another engine runs the call now, or has ended it: tell those who wait here its outcome."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 
 import msgspec
 import pytest
@@ -27,8 +28,8 @@ from boki.books.calls.trimming import Trimmer
 from boki.books.calls.waiting import Owner, Unfinished
 from boki.log.limits import Limits
 from boki.log.operations import Found, Read
-from boki.protocol.calls import PINNED, Call, ChosenId, Move, Suspension, WakeOn
-from tests.books.calls.call_world import FaultyPort, WatchedLog, a_call, now_us, run, time_passes
+from boki.protocol.calls import PINNED, Call, ChosenId, Move, Outcome, Suspension, WakeOn
+from tests.books.calls.call_world import CallWorld, FaultyPort, Gate, WatchedLog, a_call, now_us, run, time_passes
 from tests.books.calls.test_suspended_calls import INBOX, Script, asleep, done, put
 from tests.books.calls.test_taken_over import Cluster, Engine, with_engines
 
@@ -276,3 +277,36 @@ def test_a_delayed_call_that_is_carried_while_its_owner_is_lost_runs_once(*, is_
         state = await cluster.engines["b"].calls.state(a_call(1).id, wait_s=200)
         assert (state.state, state.attempts, cluster.runs[a_call(1).id]) == ("done", 1, 1)
         assert 0 <= state.started_us - state.due_us <= 100_000
+
+
+def test_a_call_that_is_retried_while_its_body_ends_runs_again() -> None:
+    """It was cancelled, and is accepted again before its body has noticed: the end of the old run forgets no call."""
+
+    async def scenario() -> None:
+        world = CallWorld()
+        left = asyncio.Event()
+
+        class Slow(Gate):
+            """A body that takes its time when it is cancelled."""
+
+            async def __call__(self, call: Call) -> Outcome:
+                try:
+                    return await super().__call__(call)
+                finally:
+                    while not left.is_set():
+                        with suppress(asyncio.CancelledError):
+                            await left.wait()
+
+        body = world.bodies["slow"] = Slow()
+        calls = await world.start()
+        await calls.accept(a_call(1, "slow"))
+        await body.started.wait()
+        await calls.cancel(a_call(1).id)
+        await calls.retry(a_call(1).id)
+        await time_passes(1)
+        world.bodies.clear()
+        left.set()
+        assert (await calls.state(a_call(1).id, wait_s=10)).state == "done"
+        await calls.stop()
+
+    run(scenario())
