@@ -63,7 +63,7 @@ async def test_a_lease_that_ended_ahead_of_its_caller_does_not_take_later_ones_a
     await turns(80)
     gone.cancel()
     await asyncio.gather(gone, return_exceptions=True)
-    shared._is_urgent = False  # its caller may come again
+    shared._is_urgent, shared._tidied = False, shared.clock.here()  # its caller may come again
     await other.push("a")
     for _ in range(60):
         await turns(0 if shared.wants.surplus else 1)
