@@ -28,7 +28,7 @@ import threading
 from asyncio import AbstractEventLoop
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -36,6 +36,7 @@ from time import monotonic
 from typing import Any, Final, Protocol, TypeVar
 
 from boki.errors import StoreFailed, VersionTooNew
+from boki.host.loads import Loads
 from boki.host.private_files import make_private_folder
 from boki.host.redo import RedoLog, RedoMissing, end_riding, identify, recover
 from boki.host.rocksdb import AMPLE, Memory, RocksDb
@@ -54,19 +55,6 @@ _ROUNDS: Final = 4
 """So often hosts that are ahead decide before a sync: a report, a cut, its acknowledgement, and one more."""
 _MAX_UNHURRIED: Final = 256
 """The maximum number of stores that are held back because nothing waits for them."""
-_STEP_BYTES: Final = 256 << 10
-"""So much is read before the event loop continues: about 0.1 ms from memory."""
-
-
-@dataclass(slots=True)
-class _Loading:
-    """A load under way. `rows` is the iterator that it has come to, None before its first step."""
-
-    load: Load[object]
-    then: Callable[[Loaded[object]], None]
-    rows: Iterator[tuple[bytes, bytes]] | None = None
-    found: list[tuple[bytes, bytes]] = field(default_factory=list)
-    size_bytes: int = 0
 
 
 class _Ahead(Protocol):
@@ -296,7 +284,7 @@ class Disk:
         self._loop = loop
         self._on_failure = on_failure
         self._reserve_bytes = reserve_bytes
-        self._loadings: deque[_Loading] = deque()
+        self._loads = Loads(self.scan, loop)
         self._redo: RedoLog | None = None
         self._own_syncs = 0
         try:
@@ -424,45 +412,8 @@ class Disk:
         return DiskUnreadable(f"{self.path}: {' '.join(str(failure).split())}")
 
     def load(self, load: Load[object], then: Callable[[Loaded[object]], None]) -> None:
-        """Carry out a `Load` and call `then` with what it found, in the order of asking.
-
-        What one step of it covers is read at once; a larger one lets the event loop continue between its steps. No
-        thread would help: rocksdict holds the GIL while it reads. Errors of the disk come back in the answer, so that
-        another replica can be asked.
-        """
-        loading = _Loading(load, then)
-        if self._loadings or not self._step(loading):
-            self._loadings.append(loading)
-            if len(self._loadings) == 1:
-                self._loop.call_soon(self._go_on)
-
-    def _go_on(self) -> None:
-        """Take the next step of the oldest load."""
-        if self._loadings and self._step(self._loadings[0]):
-            self._loadings.popleft()
-        if self._loadings:
-            self._loop.call_soon(self._go_on)
-
-    def _step(self, loading: _Loading) -> bool:
-        """Read a little; True if that was the last of it, and has been told."""
-        load, error = loading.load, ""
-        try:
-            if loading.rows is None:
-                first = next(self.scan(load.floor, load.key + b"\x00", backward=True), None)
-                loading.rows = self.scan(first[0] if first is not None else load.key, load.stop)
-            step_bytes = 0
-            for row in loading.rows:
-                loading.found.append(row)
-                step_bytes += len(row[1])
-                if loading.size_bytes + step_bytes >= load.max_bytes:
-                    break
-                if step_bytes >= _STEP_BYTES:
-                    loading.size_bytes += step_bytes
-                    return False
-        except DiskUnreadable as failure:
-            error = str(failure)
-        loading.then(Loaded(load.token, loading.found, error))
-        return True
+        """Carry out a `Load` and call `then` with what it found, in the order of asking: see `boki.host.loads`."""
+        self._loads.begin(load, then)
 
     @property
     def free_bytes(self) -> int:
@@ -481,7 +432,7 @@ class Disk:
 
         A log that others share is closed by the last of them.
         """
-        self._loadings.clear()
+        self._loads.clear()
         if self._redo is None:
             self.log.leave()
             return
