@@ -60,6 +60,7 @@ from boki.storage.answers import Answers, Question
 from boki.storage.checkpoints import IndexCheckpoints, Kept, RowsAsked, Staged
 from boki.storage.holdings import Holdings, Written
 from boki.storage.inputs import LoadedInput, SeldomInput, StorageInput
+from boki.storage.intake import UNWRITTEN_BYTES, Intake
 from boki.storage.lifecycle import Stage
 from boki.storage.needed import Needed
 from boki.storage.recovery import recover
@@ -83,7 +84,8 @@ _ROWS_PER_PAGE: Final = 1000
 class StorageCore:
     """One storage node. `disk` is what is on its disk at the start; `incarnation` names the run of that disk.
 
-    `repair_bytes_per_s` is the most that repair of closed shards may take. `mate`: the sequencer of its process.
+    `repair_bytes_per_s`: the most that repair of closed shards may take. `unwritten_bytes`: the most that may be on its
+    way to the disk. `mate`: the sequencer of its process.
     """
 
     HEARS: ClassVar[frozenset[type]] = kinds(StorageInput)
@@ -95,14 +97,15 @@ class StorageCore:
         disk: DiskReader,
         *,
         repair_bytes_per_s: int = REPAIR_BYTES_PER_S,
+        unwritten_bytes: int = UNWRITTEN_BYTES,
         mate: NodeId | None = None,
     ) -> None:
         self.node = node
         self.incarnation = incarnation
-        self._may_store = True
         state, shards = load_state(disk)
         self.follower = MetalogFollower(state.applied)
         self.holdings = Holdings(node, shards)
+        self._intake = Intake(self.holdings, unwritten_bytes)
         self.reports = Reports(self.holdings, incarnation, mate)
         self.needed = Needed(self.holdings, self.reports)
         self.repair = Repair(self.holdings, repair_bytes_per_s)
@@ -205,7 +208,7 @@ class StorageCore:
         """See `boki.protocol.effects.Core`: one write for all batches that came, one report a shard."""
         self._follow()
         effects = self._flush()
-        effects += self.repair.ask(now_us, may_store=self._may_store)
+        effects += self.repair.ask(now_us, may_store=self._intake.may_fetch)
         effects += [Send(to, fetch) for to, fetch in self.follower.fetches(now_us)]
         effects += self.needed.ask(self.follower.chain, now_us)
         return effects
@@ -249,6 +252,7 @@ class StorageCore:
             "open_shards": sum(map(self.holdings.is_wanted, self._open)),
             "is_caught_up": self.follower.is_caught_up(),
             "placement_version": self.holdings.placement.version,
+            "intake": self._intake.status(),
             "repair": self.repair.status(),
             "checkpoints": self.checkpoints.status(),
         }
@@ -280,9 +284,8 @@ class StorageCore:
         if shard.is_removed or (shard.is_closed and header.until_lid > shard.order.until_lid):
             return ()
         shard.engine = shard.engine or engine
-        self.reports.note(key)
-        if self._may_store:
-            self.holdings.put(key, header.first_lid, header.until_lid, batch)
+        if self._intake.store(key, header.first_lid, header.until_lid, batch):
+            self.reports.note(key)
         return [Send(near, IndexBatch(batch)) for near in self._engines if near != engine]
 
     def _flush(self, also: Sequence[Put | Delete] = (), then: Sequence[Effect] = ()) -> list[Effect]:
@@ -309,7 +312,7 @@ class StorageCore:
         yield from self.sweep.go_on(is_busy=is_busy)
 
     def _change_room(self, room: DiskRoom) -> Iterable[Effect]:
-        self.reports.has_room, self._may_store = room.has_room, room.may_store
+        self.reports.has_room, self._intake.may_store = room.has_room, room.may_store
         self.reports.widen(key for key in self._open if key[0] == self.follower.term)
         word = "has room again" if room.has_room else "is nearly full: appends are refused, reads and trims go on"
         return (Trace(logging.WARNING, f"the disk {word}"),)

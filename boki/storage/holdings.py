@@ -23,11 +23,14 @@ from boki.storage.state import progress_write
 
 @dataclass(frozen=True, slots=True)
 class Written(Note):
-    """To itself: the disk has these shards until there, and this many bytes that were fetched from other replicas."""
+    """To itself: the disk has these shards until there, and this many bytes of batches."""
 
     shards: tuple[tuple[ShardKey, int, int], ...]
     """(shard, its generation, every record below)"""
     fetched_bytes: int
+    """Of those that were fetched from other replicas."""
+    size_bytes: int = 0
+    """Of all batches."""
 
     @property
     def may_wait(self) -> bool:
@@ -51,6 +54,9 @@ class Holdings:
         self._changed: set[ShardKey] = set()
         self._noted: set[ShardKey] = set()
         self._fetched_bytes = 0
+        self._put_bytes = 0
+        self.unwritten_bytes = 0
+        """Of batches that were taken in, and are not known to be durable."""
         self.touched: set[ShardKey] = set()
         """Shards of which a checkpoint has to write what the metalogs said."""
         self.grown: set[ShardKey] = set()
@@ -144,6 +150,8 @@ class Holdings:
             return False
         shard.spans.add(first_lid, until_lid)
         self._writes.append(Put(batch_key(key, first_lid), batch))
+        self._put_bytes += len(batch)
+        self.unwritten_bytes += len(batch)
         self._changed.add(key)
         self.grown.add(key)
         return True
@@ -201,14 +209,15 @@ class Holdings:
         reached = tuple(
             (key, self.shards[key].generation, self.shards[key].stored_until) for key in sorted(self._changed)
         )
-        written = Written(reached, self._fetched_bytes)
-        self._writes, self._fetched_bytes = [], 0
+        written = Written(reached, self._fetched_bytes, self._put_bytes)
+        self._writes, self._fetched_bytes, self._put_bytes = [], 0, 0
         self._changed.clear()
         self._noted.clear()
         return writes, written
 
     def written(self, message: Written) -> None:
         """The disk has what was flushed."""
+        self.unwritten_bytes -= message.size_bytes
         for key, generation, until in message.shards:
             shard = self.shards[key]
             if shard.generation == generation:

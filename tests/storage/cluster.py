@@ -130,7 +130,14 @@ class Primary:
 class Cluster:
     """Nodes storage-1.. over views of `replicas` 3 and `write_quorum` 2, and the truth that they are compared with."""
 
-    def __init__(self, *, nodes: int = 4, seed: int | None = None, repair_bytes_per_s: int = 64 << 20) -> None:
+    def __init__(
+        self,
+        *,
+        nodes: int = 4,
+        seed: int | None = None,
+        repair_bytes_per_s: int = 64 << 20,
+        unwritten_bytes: int = 64 << 20,
+    ) -> None:
         self.luck = Random(seed)
         self.world = ChanceWorld(None if seed is None else self.luck)
         self.names = [NodeId(f"storage-{number}") for number in range(1, nodes + 1)]
@@ -139,6 +146,7 @@ class Cluster:
         self.world.add(SEQUENCER, self.primary)
         self.placement = Placement()
         self.repair_bytes_per_s = repair_bytes_per_s
+        self.unwritten_bytes = unwritten_bytes
         self.incarnations = dict.fromkeys(self.names, 1)
         self.batches: dict[ShardKey, list[bytes]] = {}
         self.trimmed: dict[ShardKey, int] = {}
@@ -155,7 +163,11 @@ class Cluster:
     def start(self, node: str, *, tells_placement: bool = True) -> None:
         name = NodeId(node)
         core = StorageCore(
-            name, self.incarnations[name], self.world.disk(node), repair_bytes_per_s=self.repair_bytes_per_s
+            name,
+            self.incarnations[name],
+            self.world.disk(node),
+            repair_bytes_per_s=self.repair_bytes_per_s,
+            unwritten_bytes=self.unwritten_bytes,
         )
         self.world.add(node, core)
         if tells_placement and self.placement.version:
