@@ -11,7 +11,8 @@ that allows: before a sync, hosts that were told of unsynced writes decide what 
 
 **In a thread, or here.** A committer thread syncs, so that a slow disk does not hold up the event loop. Handing over to
 it and back costs two wake-ups, which is as much as a third of a quick disk's sync. So after `_TRUSTED` syncs in a row
-that were quick, the event loop syncs itself, once each turn for all writes of that turn; until one is slow.
+that were quick, the event loop syncs itself, once each turn for all writes of that turn; until one is slow, or several
+were not quick.
 
 Writing and syncing are apart because rocksdict holds the GIL in the first and gives it up only in the second.
 
@@ -51,6 +52,8 @@ _SLOW_S: Final = 0.005
 """One that takes longer is the last that the event loop waits for, until the disk is trusted again."""
 _NO_ROOM: Final = os.strerror(errno.ENOSPC)
 _TRUSTED: Final = 32
+_LOSS: Final = 8
+"""So many quick syncs make up for one between the two: a disk that is seldom quick is not trusted."""
 _ROUNDS: Final = 4
 """So often hosts that are ahead decide before a sync: a report, a cut, its acknowledgement, and one more."""
 _MAX_UNHURRIED: Final = 256
@@ -100,7 +103,7 @@ class GroupCommit:
         self._handed = 0
         """Items that the thread has, or has not told of yet. While there are any, all others go the same way."""
         self._quick_count = 0
-        """Syncs in a row that were quick."""
+        """Syncs in a row that were quick, and a credit for the next that are not."""
         self._pending: SimpleQueue[list[_Item] | Callable[[], None] | None] = SimpleQueue()
         self._finished: deque[tuple[list[_Item], float]] = deque()
         self._start_thread()
@@ -158,8 +161,10 @@ class GroupCommit:
     def _note(self, took_s: float) -> None:
         """A sync took this long."""
         if took_s <= _QUICK_S:
-            self._quick_count += 1
-        elif took_s > _SLOW_S or self._quick_count < _TRUSTED:
+            self._quick_count = min(self._quick_count + 1, 2 * _TRUSTED)
+            return
+        self._quick_count -= _LOSS
+        if took_s > _SLOW_S or self._quick_count < _TRUSTED:
             self._quick_count = 0
 
     def store_now(self, writes: Sequence[Put | Delete]) -> None:

@@ -189,6 +189,42 @@ def test_a_quick_disk_is_synced_by_the_event_loop_and_a_slow_one_by_a_thread(
     in_loop(body())
 
 
+def test_a_disk_whose_syncs_are_steadily_not_quick_is_synced_by_the_thread(
+    tmp_path: Path, counted: type[CountedDb]
+) -> None:
+    """None of them is slow, but each would hold up the loop, and all that this node serves. One now and then may."""
+
+    async def body() -> None:
+        disk = Disk(tmp_path / "d", asyncio.get_running_loop(), on_failure=pytest.fail)
+        between_s = (boki.host.disk._QUICK_S + boki.host.disk._SLOW_S) / 2
+        trusted = boki.host.disk._TRUSTED
+        for _ in range(2 * trusted):
+            await stored(disk)
+        counted.threads.clear()
+        for _ in range(4):
+            counted.takes_s = between_s
+            await stored(disk)
+            counted.takes_s = 0.0
+            for _ in range(trusted // 2):
+                await stored(disk)
+        assert set(counted.threads) == {"MainThread"}
+        counted.threads.clear()
+        counted.takes_s = between_s
+        for _ in range(100):
+            await stored(disk)
+        assert 0 < counted.threads.count("MainThread") <= trusted // boki.host.disk._LOSS + 1
+        assert set(counted.threads[-90:]) == {"commit d"}
+        counted.takes_s = 0.0
+        for _ in range(trusted):  # and it has to show that it is quick again
+            await stored(disk)
+        counted.threads.clear()
+        await stored(disk)
+        assert counted.threads == ["MainThread"]
+        disk.close()
+
+    in_loop(body())
+
+
 def test_what_nobody_waits_for_is_synced_with_what_somebody_does(tmp_path: Path) -> None:
     """In the order of storing; a stop makes it durable, too."""
 
