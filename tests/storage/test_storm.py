@@ -6,10 +6,13 @@ node that is to hold a shard must have all that was ordered of it.
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from boki.log.ids import make_seqnum
 from boki.log.metalog import Cut, Trim, split_position
+from boki.storage.intake import Intake
 from boki.storage.shards import ShardKey
 from tests.members import ENGINE
 from tests.storage.cluster import Cluster
@@ -18,8 +21,8 @@ from tests.storage.cluster import Cluster
 class Storm:
     """One random history over a cluster. The controller in it is careful, as the real one is."""
 
-    def __init__(self, seed: int) -> None:
-        self.cluster = Cluster(seed=seed)
+    def __init__(self, seed: int, **limits: int) -> None:
+        self.cluster = Cluster(seed=seed, **limits)
         self.luck = self.cluster.luck
         self.open()
         self.down: set[str] = set()
@@ -192,7 +195,29 @@ class Storm:
 @pytest.mark.parametrize("seed", range(30))
 def test_every_answer_is_true_and_every_replica_becomes_whole(seed: int) -> None:
     """One random history: no false answer at any step, all that was ordered on all its replicas at the end."""
-    storm = Storm(seed)
+    calm_after(Storm(seed))
+
+
+@pytest.mark.parametrize("seed", range(100, 110))
+def test_nodes_that_drop_most_batches_become_whole_all_the_same(seed: int) -> None:
+    """As above, where a disk takes in one batch at a time: all else is dropped, and comes by repair."""
+    storm = Storm(seed, unwritten_bytes=200)
+    drops = Counter[str]()
+    store = Intake.store
+
+    def counted(intake: Intake, key: ShardKey, first_lid: int, until_lid: int, batch: bytes) -> bool:
+        is_told = store(intake, key, first_lid, until_lid, batch)
+        drops[str(is_told)] += 1
+        return is_told
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Intake, "store", counted)
+        calm_after(storm)
+    assert drops["False"] > 20
+
+
+def calm_after(storm: Storm) -> None:
+    """Run a history, and look at everything when it is over."""
     storm.run(300)
     storm.calm()
     cluster = storm.cluster
