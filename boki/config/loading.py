@@ -203,7 +203,7 @@ class DevConfig(Config, frozen=True, kw_only=True):
     append_buffer_bytes: AppendBuffer = 64 * MIB
     batch_bytes: BatchSize = MIB
     write_buffer_bytes: WriteBuffer = 64 * MIB
-    disk_reserve_bytes: DiskReserve = 64 * MIB
+    disk_reserve_bytes: DiskReserve = 256 * MIB
     drain_s: Drain = 10.0
     keep_calls_s: KeepCalls = 86_400.0
     reload: Annotated[bool, Meta(description="Load a module of the functions folder again when its file changes.")] = (

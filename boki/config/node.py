@@ -172,7 +172,7 @@ class EngineNodeConfig(NodeConfig, frozen=True, kw_only=True):
 class StorageNodeConfig(NodeConfig, frozen=True, kw_only=True):
     """`boki start storage`: keeps records."""
 
-    disk_reserve_bytes: DiskReserve = 64 * MIB
+    disk_reserve_bytes: DiskReserve = 256 * MIB
     repair_bytes_per_s: Annotated[
         int, Meta(ge=64 * KIB, description="How fast lost replicas are copied, so that others go on.")
     ] = 64 * MIB

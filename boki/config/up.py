@@ -83,7 +83,7 @@ class UpConfig(Config, frozen=True, kw_only=True):
     append_buffer_bytes: AppendBuffer = 64 * MIB
     batch_bytes: BatchSize = MIB
     write_buffer_bytes: WriteBuffer = 64 * MIB
-    disk_reserve_bytes: DiskReserve = 64 * MIB
+    disk_reserve_bytes: DiskReserve = 256 * MIB
     keep_calls_s: KeepCalls = 86_400.0
     drain_s: Drain = 10.0
     log_format: LogFormatField = "console"

@@ -53,7 +53,7 @@ _SLOW_S: Final = 0.005
 _NO_ROOM: Final = os.strerror(errno.ENOSPC)
 _TRUSTED: Final = 32
 _LOSS: Final = 8
-"""So many quick syncs make up for one between the two: a disk that is seldom quick is not trusted."""
+"""This many quick syncs make up for one between the two: a disk that is seldom quick is not trusted."""
 _ROUNDS: Final = 4
 """So often hosts that are ahead decide before a sync: a report, a cut, its acknowledgement, and one more."""
 _MAX_UNHURRIED: Final = 256
@@ -295,9 +295,13 @@ class Disk:
         try:
             make_private_folder(path)
             self._db = RocksDb(path, memory)
-            if has_guests:
-                identify(self._db)
-            self.log = self._open_log(beside, shares_log=shares_log, synced=synced)
+            try:
+                if has_guests:
+                    identify(self._db)
+                self.log = self._open_log(beside, shares_log=shares_log, synced=synced)
+            except BaseException:
+                self._db.close()  # else it is locked for as long as somebody holds this half-made disk
+                raise
         except (VersionTooNew, RedoMissing):
             raise
         except Exception as failure:  # rocksdict raises plain Exception for every failure

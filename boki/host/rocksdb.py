@@ -20,7 +20,9 @@ class Memory(NamedTuple):
     """What a database holds in memory, at most."""
 
     written_bytes: int = 64 << 20
-    """Until it is this much, what is written stays there; twice that, while the first half is written to a table."""
+    """Until it is this much, what is written stays there; twice that, while the first half is written to a table, and
+    up to four times that if the disk is slow.
+    """
     cached_bytes: int = 32 << 20
     """Blocks that were read."""
 
@@ -38,6 +40,12 @@ def memory_of(role: str, write_buffer_bytes: int) -> Memory:
     return Memory(write_buffer_bytes if role == "storage" else write_buffer_bytes // 4)
 
 
+_MEMTABLES: Final = 4
+_SLOWDOWN_TABLES: Final = 40
+_STOP_TABLES: Final = 60
+"""RocksDB holds up writes when this many memtables wait for their flush, or level 0 has this many tables. rocksdict
+keeps the GIL in a write, so the whole process stalls then: a slow disk should come to that late.
+"""
 _PIN_KEY: Final = b"\xffpin"
 """Behind every key of a node."""
 
@@ -133,6 +141,9 @@ class RocksDb:
         options.set_paranoid_checks(True)
         options.set_wal_recovery_mode(mode)
         options.set_write_buffer_size(self._memory.written_bytes)
+        options.set_max_write_buffer_number(_MEMTABLES)
+        options.set_level_zero_slowdown_writes_trigger(_SLOWDOWN_TABLES)
+        options.set_level_zero_stop_writes_trigger(_STOP_TABLES)
         options.set_max_total_wal_size(4 * self._memory.written_bytes)
         options.set_keep_log_file_num(2)
         options.set_max_open_files(256)
