@@ -21,6 +21,8 @@ Peers = Mapping[NodeId, frozenset[NodeId]]
 """Engines, each with the storage nodes of its process."""
 
 _NOBODY: Final[frozenset[NodeId]] = frozenset()
+_SPARE: Final = 1
+"""Storage nodes that take the place of a lost one, and are not there for their space."""
 
 
 class Replicas:
@@ -79,7 +81,7 @@ class Replicas:
         """The replicas of a new shard: registered nodes first, those that are to be emptied only if there are no more.
 
         `turn` rotates the good ones, so that load spreads. Where cuts can run ahead for some replicas alone
-        (`View.runs_ahead`), it is these.
+        (`View.runs_ahead`), it is these, beside a spare node; with more nodes space counts, and shards are spread.
         """
         good, draining, missing = self._nodes(view)
         if self._can_run_ahead(view, good):
@@ -98,7 +100,7 @@ class Replicas:
 
     def _can_run_ahead(self, view: View, good: Sequence[NodeId]) -> bool:
         is_possible = len(view.beside) == view.replicas and view.runs_ahead(view.beside)
-        return is_possible and all(node in good for node in view.beside)
+        return is_possible and len(good) <= view.replicas + _SPARE and all(node in good for node in view.beside)
 
     def _nodes(self, view: View) -> tuple[list[NodeId], list[NodeId], list[NodeId]]:
         """All storage nodes: good ones, registered ones that are to be emptied, and those that are not registered."""

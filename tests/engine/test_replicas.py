@@ -49,6 +49,16 @@ def test_a_shard_goes_where_cuts_can_run_ahead() -> None:
     assert STORAGE[0] not in replicas.choose(VIEW, 0)
 
 
+def test_shards_are_spread_over_nodes_that_are_there_for_their_space() -> None:
+    """Else the disks beside the sequencers would be full, and all others empty."""
+    replicas = Replicas()
+    nodes = (*STORAGE, NodeId("storage-5"))
+    replicas.install_membership(seen(1, *nodes))
+    used = [node for turn in range(10) for node in replicas.choose(VIEW, turn)]
+    assert {used.count(node) for node in nodes} == {6}
+    assert not replicas.should_move(VIEW, nodes[2:])
+
+
 def test_where_cuts_follow_reports_shards_are_spread() -> None:
     """Also where there are fewer or more replicas than sequencers, and no shard can have cuts that run ahead."""
     for changes in ({"beside": ()}, {"replicas": 2}, {"write_quorum": 3}):
