@@ -24,7 +24,8 @@ from boki.config.up import UpConfig
 from boki.errors import Unavailable
 
 _KEPT_LINES = 50
-_STOP_MARGIN_S = 20.0
+_STOP_MARGIN_S = 45.0
+"""A node may take 30 s beyond its drain, and ZooKeeper stops after the nodes."""
 
 
 class Child:
