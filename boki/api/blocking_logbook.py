@@ -13,7 +13,7 @@ from boki.api.compare_gatherer import Rows
 from boki.api.deadline import DEFAULT_TIMEOUT_S, Caller
 from boki.api.log_calls import DEFAULT_PAGE_RECORDS, Appendable, Cursor, OnTrimmed, Tags, When, shared
 from boki.api.port import BlockingGatewayPort, BlockingLogPort
-from boki.api.read_ahead import ReadAhead
+from boki.api.read_ahead import NoReadAhead as ReadAhead
 from boki.errors import BokiError, Unavailable
 from boki.log.checks import check_book
 from boki.log.chunk import Group
@@ -184,7 +184,7 @@ class LogBook:
         size = ahead.size(tag, min_seqnum, caller)
         read = log_calls.read_next(self.name, tag, min_seqnum, size, caller.limits)
         for poll in log_calls.polls(read, wait_s, caller):
-            seen = dict(caller.positions)
+            seen = ahead.before(caller)
             found = self._find(poll, seen)
             record = ahead.keep(tag, size, log_calls.records_of(found), seen, caller)
             if record is not None:

@@ -186,7 +186,7 @@ class LogBook:
         size = ahead.size(tag, min_seqnum, caller)
         read = log_calls.read_next(self.name, tag, min_seqnum, size, caller.limits)
         for poll in log_calls.polls(read, wait_s, caller):
-            seen = dict(caller.positions)
+            seen = ahead.before(caller)
             found = await self._find(poll, seen)
             record = ahead.keep(tag, size, log_calls.records_of(found), seen, caller)
             if record is not None:

@@ -21,6 +21,8 @@ from boki.log.record import Record
 
 _MOST_RECORDS: Final = 64
 _KEPT_S: Final = 1.0
+_RESTRAINT: Final = 8
+"""Reads of one record each, after something was read ahead in vain: who appends between two reads has little of it."""
 
 
 class ReadAhead:
@@ -33,6 +35,7 @@ class ReadAhead:
         self._next_seqnum = -1
         """Where the caller continues if it reads record by record; -1: it has not begun."""
         self._size = 1
+        """How many records the last read asked for; below 1 for some time after something was read ahead in vain."""
         self._records: list[Record] = []
         """What comes from there on, last first."""
         self._positions: Positions = {}
@@ -43,7 +46,7 @@ class ReadAhead:
         if not self._records or min_seqnum != self._next_seqnum or tag != self._tag:
             return None
         if caller.positions != self._positions or caller.deadline.clock() >= self._until_s:
-            self._records.clear()
+            self.forget()
             return None
         record = self._records.pop()
         self._next_seqnum = record.next_seqnum
@@ -51,9 +54,13 @@ class ReadAhead:
 
     def size(self, tag: str | None, min_seqnum: int, caller: Caller) -> int:
         """How many records to ask for."""
-        if min_seqnum != self._next_seqnum or tag != self._tag:
+        if min_seqnum != self._next_seqnum or tag != self._tag or self._size < 1:
             return 1
         return min(2 * self._size, _MOST_RECORDS, caller.limits.page_records)
+
+    def before(self, caller: Caller) -> Positions:
+        """What the caller has seen, for the read to raise."""
+        return dict(caller.positions)
 
     def keep(
         self, tag: str | None, size: int, records: list[Record], positions: Positions, caller: Caller
@@ -64,12 +71,47 @@ class ReadAhead:
         merge_positions(caller.positions, positions)
         if not records:
             return None
-        self._tag, self._size, self._next_seqnum = tag, size, records[0].next_seqnum
+        self._size = self._size + 1 if self._size < 1 else size
+        self._tag, self._next_seqnum = tag, records[0].next_seqnum
         self._records = records[:0:-1]
         self._positions = positions
         self._until_s = caller.deadline.clock() + _KEPT_S
         return records[0]
 
     def forget(self) -> None:
-        """Something about these records has changed that no position tells."""
-        self._records.clear()
+        """What is here does not count any more: some reads of one record each follow."""
+        if self._records:
+            self._records.clear()
+            self._size = -_RESTRAINT
+
+
+class NoReadAhead(ReadAhead):
+    """Of a LogBook that several threads use at once: each read asks for one record."""
+
+    __slots__ = ()
+
+    def take(self, tag: str | None, min_seqnum: int, caller: Caller) -> Record | None:  # noqa: ARG002
+        """See `ReadAhead`."""
+        return None
+
+    def size(self, tag: str | None, min_seqnum: int, caller: Caller) -> int:  # noqa: ARG002
+        """See `ReadAhead`."""
+        return 1
+
+    def before(self, caller: Caller) -> Positions:
+        """The caller's own, which the port raises under its lock."""
+        return caller.positions
+
+    def keep(
+        self,
+        tag: str | None,  # noqa: ARG002
+        size: int,  # noqa: ARG002
+        records: list[Record],
+        positions: Positions,  # noqa: ARG002
+        caller: Caller,  # noqa: ARG002
+    ) -> Record | None:
+        """See `ReadAhead`."""
+        return records[0] if records else None
+
+    def forget(self) -> None:
+        """See `ReadAhead`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -64,13 +65,17 @@ def test_who_moves_on_reads_what_is_there_now() -> None:
         async with opened() as (ctx, book, port):
             seqnums = await book.append_many([(b"%d" % number, ["a"]) for number in range(40)])
 
+            reader = book
+
             async def read(number: int) -> Record:
-                record = await book.read_next("a", min_seqnum=seqnums[number])
+                record = await reader.read_next("a", min_seqnum=seqnums[number])
                 assert record is not None
                 return record
 
             async def read_four(first: int) -> None:
                 """Of these the last one was read ahead, and so is what comes next."""
+                nonlocal reader
+                reader = book.session.logbook(book.name)
                 for number in range(first, first + 4):
                     assert (await read(number)).seqnum == seqnums[number]
                 assert port.sizes[-2:] == [2, 4]
@@ -79,7 +84,7 @@ def test_who_moves_on_reads_what_is_there_now() -> None:
             await book.trim(seqnums[6], tag="a")
             assert (await read(4)).seqnum == seqnums[6]
             await read_four(10)
-            await book.set_auxdata(seqnums[14], b"beside")
+            await reader.set_auxdata(seqnums[14], b"beside")
             assert (await read(14)).auxdata == b"beside"
             await read_four(20)
             await book.append(b"of this caller", ["b"])
@@ -126,6 +131,44 @@ def test_an_answer_of_before_a_trim_does_not_count_behind_it() -> None:
             assert record.seqnum >= start + 3
 
     asyncio.run(look())
+
+
+def test_who_appends_between_two_reads_is_given_little_in_vain() -> None:
+    """Each append ends what was read ahead: the ordinary loop of a consumer must not read everything many times."""
+
+    async def look() -> None:
+        async with opened() as (_, book, port):
+            await book.append_many([(b"%d" % number, ["a"]) for number in range(300)])
+            start = 0
+            for _ in range(300):
+                record = await book.read_next("a", min_seqnum=start)
+                assert record is not None
+                await book.append(b"done", ["b"])
+                start = record.next_seqnum
+            assert sum(port.sizes) < 1.2 * 300
+
+    asyncio.run(look())
+
+
+def test_threads_share_a_blocking_logbook() -> None:
+    """Nothing is read ahead there: it would be taken by whoever asks first."""
+    with boki.testing.blocking_context() as ctx:
+        ctx.logbook.append_many([(b"%d" % number, ["a"]) for number in range(50)])
+        found: list[list[int]] = [[] for _ in range(4)]
+
+        def read_all_here(seqnums: list[int]) -> None:
+            start = 0
+            while (record := ctx.logbook.read_next("a", min_seqnum=start)) is not None:
+                seqnums.append(record.seqnum)
+                start = record.next_seqnum
+
+        threads = [threading.Thread(target=read_all_here, args=(seqnums,)) for seqnums in found]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert all(seqnums == found[0] for seqnums in found)
+        assert len(found[0]) == 50
 
 
 @pytest.mark.parametrize("seed", range(20))
