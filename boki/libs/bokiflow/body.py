@@ -45,7 +45,7 @@ class Body:
     ) -> None:
         self.scopes = scopes
         self.continue_after = 0
-        """After this many steps, timers, calls and messages it may begin as new by itself; 0: never."""
+        """After this many steps, timers and calls it may begin as new by itself; 0: never."""
         """What the numbers of its commands and calls are unique in."""
         self.flow_id = flow_id
         self.book = book
@@ -252,8 +252,7 @@ class Body:
     def is_long(self) -> bool:
         """Whether it may begin as new by itself here: not while a handler runs, whose work would be lost."""
         machine, mailbox = self.machine, self.machine.mailbox
-        count = machine.event_count + mailbox.taken_count
-        if not self.continue_after or count < self.continue_after or not machine.may_continue:
+        if not self.continue_after or machine.event_count < self.continue_after or not machine.may_continue:
             return False
         return mailbox.is_in_handler or not mailbox.running_handlers
 

@@ -220,9 +220,9 @@ class Flow:
     def continue_if_long(self, *payload: Any) -> None:
         """Begin again with this payload, as `continue_as_new` does, if the journal has become long; else continue.
 
-        Long is `@workflow(continue_after=...)` steps, timers, calls and messages that were taken. Call it where nothing
-        is under way, as at the top of a loop: tasks that the body has started and not awaited are cancelled. While a
-        handler runs it does nothing.
+        Long is `@workflow(continue_after=...)` steps, timers and calls; messages do not count, so a body that does
+        nothing but take them calls `continue_as_new`. Call it where nothing is under way, as at the top of a loop:
+        tasks that the body has started and not awaited are cancelled. While a handler runs it does nothing.
         """
         body = body_of("flow.continue_if_long")
         if body.is_long:

@@ -74,8 +74,6 @@ class Mailbox:
         self._running: dict[FlowTask[Any], str] = {}
         self._answered: set[str] = set()
         self._taken: set[int] = set()
-        self.taken_count = 0
-        """Number of messages that the body has taken."""
         self.answers: list[Answered] = []
         """Answers to be sent, once everything before them is durable."""
 
@@ -318,7 +316,6 @@ class Mailbox:
 
     def _take(self, seqnum: int) -> None:
         del self._kept[seqnum]
-        self.taken_count += 1
         if self._kept:
             self._taken.add(seqnum)
         else:

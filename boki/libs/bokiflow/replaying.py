@@ -41,7 +41,7 @@ class Runnable(Protocol):
     keep_s: float | None
     """For how long after its end its history is kept; None: as the system says."""
     continue_after: int
-    """After this many steps, timers, calls and messages `flow.continue_if_long` begins it as new."""
+    """After this many steps, timers and calls `flow.continue_if_long` begins it as new."""
 
 
 async def read_history(logbook: LogBook, tag: str, life: int | None = None) -> History:

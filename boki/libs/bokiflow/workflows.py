@@ -60,7 +60,7 @@ LIBRARY: Final = "bokiflow"
 RUN_TIMEOUT_S: Final = 24 * 3_600.0
 """How long one run may stay in a worker. A workflow may take years: see `boki.libs.bokiflow.run_time`."""
 CONTINUE_AFTER: Final = 1_000
-"""Ends of steps, timers and calls, and messages."""
+"""Ends of steps, timers and calls."""
 _LOSSES: Final = Retry(
     attempts=10_000,
     first_s=0.1,
@@ -95,7 +95,7 @@ class Workflow(Generic[Pay, R]):
         self.keep_s = None if keep_s is None else check_seconds(keep_s, "keep_s", positive=True)
         """For how long after its end its history is kept; None: as `limits.history_s` of the system says."""
         self.continue_after = int(options.pop("continue_after", CONTINUE_AFTER))
-        """After this many steps, timers, calls and messages `flow.continue_if_long` begins it as new."""
+        """After this many steps, timers and calls `flow.continue_if_long` begins it as new."""
         if self.continue_after < 1:
             raise ConfigError(f"continue_after must be at least 1, not {self.continue_after}", field="continue_after")
         update_wrapper(cast("Any", self), fn)
