@@ -133,7 +133,7 @@ def test_an_answer_of_before_a_trim_does_not_count_behind_it() -> None:
     asyncio.run(look())
 
 
-def test_who_appends_between_two_reads_is_given_little_in_vain() -> None:
+def test_who_appends_between_two_reads_is_given_little_that_it_does_not_use() -> None:
     """Each append ends what was read ahead: the ordinary loop of a consumer must not read everything many times."""
 
     async def look() -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
 import boki.testing
 from boki import FunctionFailed, KeyReused, Trimmed
 from boki.libs.bokiflow import flow, step, workflow
-from boki.libs.bokiflow.records import inbox_tag, updates_tag
+from boki.libs.bokiflow.records import updates_tag
 
 pytestmark = pytest.mark.usefixtures("each_mode")
 
