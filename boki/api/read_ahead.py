@@ -22,7 +22,7 @@ from boki.log.record import Record
 _MOST_RECORDS: Final = 64
 _KEPT_S: Final = 1.0
 _RESTRAINT: Final = 8
-"""Reads of one record each, after something was read ahead and not used: who appends between two reads has little of it."""
+"""Reads of one record each, after something was read ahead and not used: then little is, if that happens again."""
 
 
 class ReadAhead:
@@ -35,7 +35,7 @@ class ReadAhead:
         self._next_seqnum = -1
         """Where the caller continues if it reads record by record; -1: it has not begun."""
         self._size = 1
-        """How many records the last read asked for; below 1 for some time after something was read ahead and not used."""
+        """How many records the last read asked for; below 1 for some time after something was not used."""
         self._records: list[Record] = []
         """What comes from there on, last first."""
         self._positions: Positions = {}
