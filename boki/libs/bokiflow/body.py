@@ -27,9 +27,11 @@ PAYLOAD_MARK: Final = "payload"
 class ContinueAsNew(BaseException):
     """Raised by `flow.continue_as_new`. It is no `Exception`, so that the body does not swallow it."""
 
-    def __init__(self, payload: tuple[Any, ...]) -> None:
+    def __init__(self, payload: tuple[Any, ...], taken_count: int) -> None:
+        """`taken_count`: number of messages that the body had taken at the call. The payload may depend on them."""
         super().__init__("the workflow continues as new")
         self.payload = payload
+        self.taken_count = taken_count
 
 
 class Body:
@@ -75,7 +77,7 @@ class Body:
             raise
         except BaseException as error:
             if isinstance(error, ContinueAsNew):
-                self.machine.mailbox.hand_over()  # it was, unless a task beside the body has raised this
+                self.machine.mailbox.end_by(error.taken_count)
             await self._leave_locks()
             raise
         await self._leave_locks()
@@ -261,13 +263,12 @@ class Body:
         if self.joined is not None:
             raise WrongState("a workflow that is part of a transaction cannot continue as new: call it outside of it")
         machine, mailbox = self.machine, self.machine.mailbox
-        if not mailbox.is_in_handler:  # where it is refused
-            handlers = mailbox.running_handlers
-            if handlers:  # what they still do would not be in the payload, and their updates would be answered
-                raise unfinished(machine.name, handlers)
-            if machine.is_in_body:
-                mailbox.hand_over()
-        raise ContinueAsNew(payload)
+        if mailbox.is_in_handler:  # where it is refused
+            raise ContinueAsNew(payload, mailbox.taken_count)
+        handlers = mailbox.running_handlers
+        if handlers:  # what they still do would not be in the payload, and their updates would be answered
+            raise unfinished(machine.name, handlers)
+        raise ContinueAsNew(payload, mailbox.hand_over())
 
 
 def _ungrouped(error: BaseException) -> BaseException:

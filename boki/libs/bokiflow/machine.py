@@ -296,7 +296,7 @@ class Machine:
         if condition():
             future.set_result(None)
         else:
-            self.mailbox.reopen()
+            self.mailbox.waits(future)
             self._conditions.append((condition, future))
         return future
 
@@ -375,11 +375,6 @@ class Machine:
         """What the body has raised; None if it has not ended, or otherwise."""
         main = self._main
         return main.exception() if main is not None and main.done() and not main.cancelled() else None
-
-    @property
-    def is_in_body(self) -> bool:
-        """Whether the task that runs now is that of the body, and none beside it."""
-        return asyncio.current_task(self.loop) is self._main
 
     def result(self) -> Any:
         """What the body returned; raises what it raised."""

@@ -7,12 +7,16 @@ there for the workflow that continues it.
 **Hand-over.** `flow.continue_as_new` hands over the state that the body has at the call. Nothing is taken from then on,
 and a request to cancel is kept as well: a handler would change a state that has been handed over, and its update would
 be answered all the same. The next execution reads from the first message that is kept.
+
+A body that waits for a message after that call gets messages again: it may have caught `ContinueAsNew`. If it ends by
+it after all, such as at the end of a `finally`, what handlers took after the call is given back: the next execution
+gets it. Messages that the body itself received while it was unwound stay taken.
 """
 
 from __future__ import annotations
 
 import inspect
-from asyncio import CancelledError, current_task
+from asyncio import CancelledError, Task, current_task
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -61,6 +65,14 @@ class Mailbox:
         self._main: FlowTask[Any] | None = None
         self._is_handed_over = False
         """Whether the body has handed over its state to the next execution."""
+        self._giver: Task[Any] | None = None
+        """The task that has handed over."""
+        self._lent: list[tuple[int, int, Signalled | Updated | Resolved]] = []
+        """Messages that were taken after a hand-over: the count of taken ones, the seqnum, the message."""
+        self._lends = False
+        """Whether there was a hand-over, maybe of a body that lives on."""
+        self._wait: FlowFuture[Any] | None = None
+        """What the task of the body has waited for last."""
         self._is_closed = False
         """Whether the body has ended."""
         self._receivers: dict[str, deque[FlowFuture[Any]]] = {}
@@ -74,6 +86,8 @@ class Mailbox:
         self._running: dict[FlowTask[Any], str] = {}
         self._answered: set[str] = set()
         self._taken: set[int] = set()
+        self.taken_count = 0
+        """Number of messages that were taken."""
         self.answers: list[Answered] = []
         """Answers to be sent, once everything before them is durable."""
 
@@ -85,6 +99,8 @@ class Mailbox:
 
     def deliver(self, seqnum: int, note: Note, stood_at: int) -> None:
         """The next message. The loop is to be run afterwards. `stood_at`: where it stood first, if it is a copy."""
+        if self._is_handed_over and self._lives_on:
+            self._open_again()
         match note:
             case Signalled() | Updated() | Resolved():
                 self._kept[seqnum] = note
@@ -138,23 +154,55 @@ class Mailbox:
         """Whether the task that runs now is that of a handler."""
         return current_task(self._loop) in self._running
 
-    def hand_over(self) -> None:
-        """The body continues as new with the state that it has now: see the module."""
-        self._is_handed_over = True
+    def hand_over(self) -> int:
+        """The body continues as new with the state that it has now: see the module. The result is for `end_by`."""
+        self._is_handed_over = self._lends = True
+        self._giver = current_task(self._loop)
+        if self._giver is self._main:
+            self._wait = None  # it does not wait: a promise that it has given up may still be open
+        return self.taken_count
+
+    def end_by(self, taken_count: int) -> None:
+        """The body ends by the `ContinueAsNew` of the hand-over at which it had taken that number of messages."""
+        self._is_handed_over = self._is_closed = True
+        self._kept.update((seqnum, note) for count, seqnum, note in self._lent if count > taken_count)
+        self._taken.difference_update(self._kept)
+
+    def waits(self, future: FlowFuture[Any]) -> None:
+        """The task that runs now waits for this, which a message may settle."""
+        if current_task(self._loop) is self._main:
+            self._wait = future
+        self.reopen()
 
     def reopen(self) -> None:
-        """The body waits for a message again after it has handed over: it has caught `ContinueAsNew`, and lives on.
+        """A task asks for messages. If it has handed over, or is that of the body, it may have caught `ContinueAsNew`.
 
-        A task beside the body that still runs may not: what it took would be lost.
+        Another task may not reopen the mailbox: it still runs while the body is unwound.
         """
-        if not self._is_handed_over or self._is_closed or current_task(self._loop) is not self._main:
+        if self._is_handed_over and current_task(self._loop) in (self._main, self._giver):
+            self._open_again()
+
+    @property
+    def _lives_on(self) -> bool:
+        """Whether a hand-over by a task beside the body does not end the body, as far as is known: it waits for a
+        message, or no task has asked what that one ended with. Else it would wait forever, for a cancellation as well.
+        """
+        if self._wait is not None and not self._wait.done():
+            return True
+        giver = self._giver
+        if giver is None or giver is self._main or not giver.done():
+            return False
+        return bool(getattr(giver, "_log_traceback", False))
+
+    def _open_again(self) -> None:
+        if self._is_closed:
             return
         self._is_handed_over = False
         for seqnum, note in list(self._kept.items()):
             if isinstance(note, CancelRequested | Admission):
                 del self._kept[seqnum]
                 self.deliver(seqnum, note, seqnum)
-            else:
+            elif seqnum in self._kept:
                 self._offer(seqnum, note)
 
     def close(self) -> None:
@@ -165,11 +213,11 @@ class Mailbox:
 
     def receive(self, name: str) -> FlowFuture[Any]:
         """The next signal of that name."""
-        self.reopen()
         future = self._loop.create_future()
+        self.waits(future)
         for seqnum, note in self._kept.items() if self._is_open else ():
             if isinstance(note, Signalled) and note.name == name:
-                self._take(seqnum)
+                self._take(seqnum, future)
                 future.set_result(_value(note.payload, name))
                 return future
         self._receivers.setdefault(name, deque()).append(future)
@@ -177,10 +225,12 @@ class Mailbox:
 
     def promise(self, name: str) -> FlowFuture[Any]:
         """The promise of that name: the same future each time."""
-        self.reopen()
         future = self._promises.get(name)
-        if future is None:
+        if future is not None:
+            self.waits(future)
+        else:
             future = self._promises[name] = self._loop.create_future()
+            self.waits(future)
             for seqnum, note in list(self._kept.items()):
                 if isinstance(note, Resolved) and note.name == name:
                     self._offer(seqnum, note)
@@ -232,7 +282,7 @@ class Mailbox:
 
     def _obey(self, seqnum: int) -> None:
         """This execution obeys the request, and the next one, which reads from the first kept message on, must not."""
-        if self._kept:
+        if self._kept or self._lends:
             self._taken.add(seqnum)
 
     def _offer_kept(self, kind: type[Signalled | Updated], name: str) -> None:
@@ -253,7 +303,7 @@ class Mailbox:
                 future = self._promises.get(note.name)
                 if future is None:
                     return
-                self._take(seqnum)
+                self._take(seqnum, future)
                 if not future.done():
                     _settle(future, note.result, note.name)
             case _:
@@ -269,7 +319,7 @@ class Mailbox:
         while waiting:
             future = waiting.popleft()
             if not future.done():
-                self._take(seqnum)
+                self._take(seqnum, future)
                 future.set_result(_value(note.payload, note.name))
                 return
 
@@ -314,12 +364,17 @@ class Mailbox:
         if update is not None:
             self.answers.append(Answered(update, result))
 
-    def _take(self, seqnum: int) -> None:
-        del self._kept[seqnum]
-        if self._kept:
+    def _take(self, seqnum: int, future: FlowFuture[Any] | None = None) -> None:
+        """Remove a message for that future, or for a handler."""
+        note = self._kept.pop(seqnum)
+        self.taken_count += 1
+        if self._kept or self._lends:
             self._taken.add(seqnum)
         else:
             self._taken.clear()
+        is_received = future is not None and future is self._wait and self._giver in (None, self._main)
+        if self._lends and not is_received and isinstance(note, Signalled | Updated | Resolved):
+            self._lent.append((self.taken_count, seqnum, note))
 
 
 def note_of_answer(answer: Answered, most_bytes: int) -> bytes:

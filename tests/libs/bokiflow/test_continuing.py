@@ -243,6 +243,135 @@ async def test_a_task_beside_the_body_takes_nothing_any_more(boki_context: boki.
     assert await handle.result() == Sum(4, 15, 4)
 
 
+async def test_a_body_that_waits_in_its_finally_takes_nothing_from_the_next_round(
+    boki_context: boki.testing.Context,
+) -> None:
+    """The handlers work, as it may wait for them. What they took is not in the payload, so it is given back."""
+
+    @workflow
+    async def lingers(state: Sum) -> Sum:
+        got: list[int] = []
+        flow.on_signal("add", got.append)
+        await flow.wait_for(lambda: bool(got))
+        now = Sum(state.wanted, state.total + sum(got), state.count + len(got))
+        if now.count >= now.wanted:
+            return now
+        try:
+            flow.continue_as_new(now)
+        finally:
+            before = len(got)
+            await flow.wait_for(lambda: len(got) > before)
+
+    ctx = boki_context
+    handle = lingers.handle(ctx, "l")
+    await handle.signal("never")
+    for number in (1, 2, 4):
+        await handle.signal("add", number)
+    await lingers.start(ctx, Sum(4), id="l")
+    await ctx.clock.advance(5)
+    await handle.signal("add", 8)
+    assert await handle.result() == Sum(4, 15, 4)
+
+
+async def test_what_a_body_receives_in_its_finally_stays_taken(boki_context: boki.testing.Context) -> None:
+    """It has asked for it. The next round gets the signal that a handler took meanwhile, and what nobody took."""
+
+    @workflow
+    async def acknowledged(state: Sum) -> Sum:
+        got: list[int] = []
+        flow.on_signal("add", got.append)
+        await flow.wait_for(lambda: bool(got))
+        now = Sum(state.wanted, state.total + sum(got), state.count + len(got))
+        if now.count >= now.wanted:
+            return Sum(now.wanted, now.total, await flow.receive("ok"))
+        try:
+            flow.continue_as_new(now)
+        finally:
+            await flow.receive("ok")
+
+    ctx = boki_context
+    handle = await acknowledged.start(ctx, Sum(2), id="a")
+    await handle.signal("add", 1)
+    await ctx.clock.advance(1)
+    await handle.signal("add", 2)
+    await ctx.clock.advance(1)
+    await handle.signal("ok", 7)
+    await ctx.clock.advance(1)
+    assert (await handle.status()).status == "suspended"
+    await handle.signal("ok", 8)
+    assert await handle.result() == Sum(2, 3, 8)
+
+
+@pytest.mark.parametrize("way", ["group", "gather"])
+async def test_a_task_beside_the_body_hands_over(boki_context: boki.testing.Context, way: str) -> None:
+    """At the call: what comes while the body is unwound is for the next round."""
+
+    @workflow
+    async def besides(state: Sum) -> Sum:
+        got: list[int] = []
+        flow.on_signal("add", got.append)
+        flow.on_update("add", got.append)
+        await flow.wait_for(lambda: bool(got))
+        now = Sum(state.wanted, state.total + sum(got), state.count + len(got))
+        if now.count >= now.wanted:
+            return now
+
+        async def again() -> None:
+            flow.continue_as_new(now)
+
+        try:
+            if way == "gather":
+                await asyncio.gather(again(), flow.receive("never"))
+            async with asyncio.TaskGroup() as group:
+                group.create_task(again())
+                await flow.receive("never")
+        finally:
+            await flow.sleep(1)
+        raise AssertionError("it continues as new")
+
+    ctx = boki_context
+    handle = await besides.start(ctx, Sum(4), id="b")
+    for number in (1, 2, 4):
+        await handle.signal("add", number)
+        await ctx.clock.advance(0.4)
+    await handle.update("add", 8)
+    assert await handle.result() == Sum(4, 15, 4)
+
+
+@pytest.mark.parametrize("waits", ["directly", "in a gather"])
+async def test_a_continuation_that_nobody_hears_of_stops_no_message(
+    boki_context: boki.testing.Context, waits: str
+) -> None:
+    """It was raised in a task whose end nobody asks for: the body lives on, gets its messages, and can be cancelled."""
+
+    @workflow
+    async def careless() -> list[int]:
+        async def again() -> None:
+            flow.continue_as_new()
+
+        task = asyncio.create_task(again())
+        got: list[int] = []
+        while len(got) < 2:
+            if waits == "directly":
+                got.append(await flow.receive("x"))
+            else:
+                got += await asyncio.gather(flow.receive("x"), flow.receive("x"))
+        assert task.done()
+        return got
+
+    ctx = boki_context
+    handle = await careless.start(ctx, id="c")
+    for number in (1, 2):
+        await ctx.clock.advance(1)
+        await handle.signal("x", number)
+    assert await handle.result() == [1, 2]
+    handle = await careless.start(ctx, id="d")
+    await ctx.clock.advance(1)
+    await handle.cancel("enough")
+    with pytest.raises(FunctionFailed, match="enough"):
+        await handle.result()
+
+
 # handlers that are running
 
 
