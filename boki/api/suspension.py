@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from boki.api.blocking_context import Context as BlockingContext
     from boki.api.context import Context
     from boki.api.logbook import LogBook
+    from boki.log.record import Record
     from boki.retry import Retry
 
 __all__ = [
@@ -119,19 +120,32 @@ def invocation_id_of(*names: str) -> str:
     return hashed.hexdigest()[:32]
 
 
-async def calls_reporting_to(logbook: LogBook, invocation_id: str) -> list[str]:
+async def calls_reporting_to(logbook: LogBook, invocation_id: str, *, skip_done: bool = False) -> list[str]:
     """The ids of all logged calls that were started to report to this one (`reports_to`), as far as they are kept.
 
-    `logbook` is that of `ends_of(invocation_id).book`.
+    `logbook` is that of `ends_of(invocation_id).book`. `skip_done`: without those that have reported a result since
+    they were last started. Calls that failed or were cancelled are named, because they can be run again.
     """
-    found: dict[str, None] = {}
+    # ends first: a call that is started again in between is named
+    ends = await _last_records(logbook, ends_tag(invocation_id)) if skip_done else {}
+    starts = await _last_records(logbook, starts_tag(invocation_id))
+    return [call for call, start in starts.items() if call not in ends or not _is_done(ends[call], start)]
+
+
+def _is_done(end: Record, start: Record) -> bool:
+    return end.seqnum > start.seqnum and not {"failed", "cancelled"}.intersection(end.tags)
+
+
+async def _last_records(logbook: LogBook, tag: str) -> dict[str, Record]:
+    """The last record of each call under that tag of the book of logged calls."""
+    found: dict[str, Record] = {}
     start = 0
     while True:
-        page = await logbook.read(starts_tag(invocation_id), start=start, limit=_PAGE_RECORDS)
+        page = await logbook.read(tag, start=start, limit=_PAGE_RECORDS)
         if not page.records:
-            return list(found)
+            return found
         for record in page.records:
-            found.update((tag.removeprefix(_ID_TAG), None) for tag in record.tags if tag.startswith(_ID_TAG))
+            found.update((tag.removeprefix(_ID_TAG), record) for tag in record.tags if tag.startswith(_ID_TAG))
         start = page.next_start
 
 

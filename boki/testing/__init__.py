@@ -382,7 +382,8 @@ class _Calls:
         """Record the end where a call that waits for it sees it."""
         if (chosen := logged.call.chosen) is not None:
             waiters = filter(None, (chosen.reports_to, chosen.watcher))
-            self._record(logged.call.id, ["finished", *map(ends_tag, waiters)])
+            state = [] if logged.status == "done" else [str(logged.status)]
+            self._record(logged.call.id, ["finished", *map(ends_tag, waiters), *state])
 
     def _record(self, call_id: str, tags: list[str]) -> None:
         """Leave a record of a call in the runtime's book."""

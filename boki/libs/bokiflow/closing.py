@@ -7,6 +7,7 @@ seconds apart, because a body that is being killed may still start a child.
 
 from __future__ import annotations
 
+from asyncio import gather
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -31,6 +32,8 @@ CLOSER: Final = "close"
 """What a closer attends to: see `ChosenId.attends`."""
 _AGAIN_US: Final = 3_000_000
 _ANY_TIME: Final = 1 << 62
+_AT_ONCE: Final = 16
+"""Number of children that are looked up at a time."""
 
 
 async def close_and_look_again(ctx: Context, keep_s: float) -> Payload:
@@ -105,10 +108,11 @@ async def _close_children(ctx: Context, run: str, until_us: int, since_us: int =
     """Of the children accepted in that time: ask those to end that are to cancel themselves; the ones to be killed."""
     calls = CallsById(ctx)
     killed = []
-    for child in await _children(ctx, run):
-        try:
-            state = await until_answered(partial(calls.state, child), f"a look at call {child}")
-        except NoSuchInvocation:
+    children = await _children(ctx, run)
+    looks = [children[at : at + _AT_ONCE] for at in range(0, len(children), _AT_ONCE)]
+    found = [state for some in looks for state in await gather(*(_state_of(calls, child) for child in some))]
+    for child, state in zip(children, found, strict=True):
+        if state is None:
             continue
         _, policy = child_of(state.attributes)
         if not since_us <= state.accepted_us < until_us or state.state in ("done", "failed"):
@@ -120,6 +124,14 @@ async def _close_children(ctx: Context, run: str, until_us: int, since_us: int =
     return killed
 
 
+async def _state_of(calls: CallsById, call: str) -> InvocationState | None:
+    """What is known of a call; None: it is not kept any more."""
+    try:
+        return await until_answered(partial(calls.state, call), f"a look at call {call}")
+    except NoSuchInvocation:
+        return None
+
+
 async def ask_to_end(ctx: Context, run: str, book: str) -> None:
     """Ask a child workflow to cancel itself. Repeatable."""
     note = encode_note(CancelRequested("its parent has ended"))
@@ -128,6 +140,7 @@ async def ask_to_end(ctx: Context, run: str, book: str) -> None:
 
 
 async def _children(ctx: Context, run: str) -> list[str]:
+    """Children that may have something to be ended: not those that returned, of which there may be thousands."""
     book = ctx.logbook_named(ends_of(run).book)
     await until_answered(book.sync, "a look at children")
-    return await until_answered(partial(calls_reporting_to, book, run), "a look at children")
+    return await until_answered(partial(calls_reporting_to, book, run, skip_done=True), "a look at children")

@@ -7,8 +7,10 @@ import asyncio
 import pytest
 
 import boki.testing
-from boki import FunctionFailed, KeyReused, Trimmed
-from boki.libs.bokiflow import flow, step, workflow
+from boki import Context, FunctionFailed, KeyReused, Trimmed
+from boki.extending import CallsById, InvocationState
+from boki.libs.bokiflow import flow, run, step, workflow
+from boki.libs.bokiflow.closing import close_children
 from boki.libs.bokiflow.records import updates_tag
 
 pytestmark = pytest.mark.usefixtures("each_mode")
@@ -149,6 +151,75 @@ async def test_children_of_earlier_rounds_keep_their_policy(
     assert (await handle.status()).status == end
     expected = "suspended" if policy == "abandon" else "cancelled"
     assert (await leaf.handle(ctx, "leaf").status()).status == expected
+
+
+@workflow
+async def quick(number: int) -> int:
+    if number < 0:
+        raise ValueError("negative")
+    return number
+
+
+@workflow
+async def often(turn: int) -> int:
+    """Calls ten children a round, whose results it has."""
+    await asyncio.gather(*(flow.call(quick, number) for number in range(10)))
+    return turn if turn == 5 else flow.continue_as_new(turn + 1)
+
+
+async def test_children_that_have_returned_are_not_looked_up(
+    boki_context: boki.testing.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A workflow that continues for months may have had thousands of them."""
+    looks: list[str] = []
+    state = CallsById.state
+
+    async def counted(calls: CallsById, invocation_id: str, wait_s: float = 0) -> InvocationState:
+        looks.append(invocation_id)
+        return await state(calls, invocation_id, wait_s)
+
+    async def closes(ctx: Context, *, is_copy: bool) -> None:
+        looks.clear()
+        await close_children(ctx, is_copy=is_copy)
+        assert len(looks) <= 1
+
+    monkeypatch.setattr(CallsById, "state", counted)
+    monkeypatch.setattr(run, "close_children", closes)
+    assert await (await often.start(boki_context, 0, id="o")).result() == 5
+
+
+async def test_a_child_that_is_started_again_is_closed(boki_context: boki.testing.Context) -> None:
+    """It has returned before. One that failed, was killed, or is not kept is looked up, and left alone."""
+
+    @workflow
+    async def short(turn: int) -> str:
+        if turn:
+            await flow.receive("never")
+        return "done"
+
+    @workflow
+    async def parent(turn: int) -> None:
+        if not turn:
+            assert await flow.call(short, 0, id="s") == "done"
+            with pytest.raises(FunctionFailed):
+                await flow.call(quick, -1)
+            await flow.start(leaf, id="leaf")
+            flow.continue_as_new(1)
+        await flow.receive("go")
+
+    ctx = boki_context
+    handle = await parent.start(ctx, 0, id="p")
+    await ctx.clock.advance(5)
+    await leaf.handle(ctx, "leaf").kill()
+    mine = short.handle(ctx, "s")
+    calls = CallsById(ctx)
+    await calls.start(mine.invocation_id, short, 1, if_ended="again", name="s", reports_to=handle.invocation_id)
+    await ctx.clock.advance(5)
+    assert (await mine.status()).status == "suspended"
+    await handle.signal("go")
+    await handle.result()
+    await ctx.clock.advance(5)
+    assert (await mine.status()).status == "cancelled"
 
 
 # updates that are repeated
