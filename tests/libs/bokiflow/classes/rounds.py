@@ -125,23 +125,3 @@ async def children_of_earlier_rounds_are_closed(ctx: Context) -> None:
     assert await (await parent.start(ctx, 0, id="p")).result() == 2
     await ctx.clock.advance(5)
     assert (await child.handle(ctx, "child").status()).status == "cancelled"
-
-
-@case("temporal#1289: messages alone make a workflow long")
-async def messages_are_counted(ctx: Context) -> None:
-    @workflow(continue_after=4)
-    async def receives(left: int) -> int:
-        while left:
-            flow.continue_if_long(left)
-            await flow.receive("x")
-            left -= 1
-        return left
-
-    handle = await receives.start(ctx, 12, id="r")
-    for number in range(11):
-        await handle.signal("x", number)
-    await ctx.clock.advance(2)
-    inbox = await ctx.logbook_named(handle.book).read(f"!fi:{handle.invocation_id}", limit=50)
-    assert len(inbox.records) <= 4
-    await handle.signal("x")
-    assert await handle.result() == 0
