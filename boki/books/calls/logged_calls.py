@@ -26,7 +26,7 @@ from boki.books.calls.housekeeping import Housekeeping
 from boki.books.calls.inquiries import Inquiries
 from boki.books.calls.ledger import Accepted, Entry, Finished, TakenOver, corrected_key, request_hash
 from boki.books.calls.lives import pinned
-from boki.books.calls.runner import Next, Run, Runner
+from boki.books.calls.runner import Next, Origin, Run, Runner
 from boki.books.calls.runs import Runs
 from boki.books.calls.sleepers import Sleepers, WatchingPort
 from boki.books.calls.takeover import Fence, Takeover
@@ -116,11 +116,11 @@ class LoggedCalls:
         self._is_open = False
         self._accepting: dict[str, bool] = {}
         """Calls whose acceptance is under way, and whether they are to be started as soon as it is durable."""
-        self._mine: dict[str, bool] = {}
-        """The calls that this engine runs or is going to run, and whether it has inherited them. It has those that
-        are asleep, too.
-        """
-        self._ready: deque[str] = deque()
+        self._mine: dict[str, Origin] = {}
+        """The calls that this engine runs or is going to run. It has those that are asleep, too."""
+        self._queued: dict[str, int] = {}
+        """When a call is due that is going to run. Other entries of the two queues are of lives that have ended."""
+        self._ready: deque[tuple[int, str]] = deque()
         self._delayed: list[tuple[int, str]] = []
         self._running: set[str] = set()
         self._ends: dict[str, asyncio.Future[Outcome]] = {}
@@ -343,7 +343,7 @@ class LoggedCalls:
                 invocation=first.call.id,
             )
         if waiting is not None and waiting.owner == self._me and not self._has(waiting.id):
-            self._mine[waiting.id] = False
+            self._mine[waiting.id] = "accepted"
             if waiting.state == "running" and self._is_open:
                 self._start_body(waiting.id, (first, accepted_us))
             else:
@@ -373,8 +373,8 @@ class LoggedCalls:
             self._takeover.watch_soon()  # its owner may be gone already
         self._housekeeping.look()
 
-    def _adopt_all(self, only: str | None = None, *, is_inherited: bool = False) -> None:
-        """Run what is this engine's and not known to be: all of it, which is inherited, or one call."""
+    def _adopt_all(self, only: str | None = None, origin: Origin = "accepted") -> None:
+        """Run what is this engine's and not known to be: all of it, which is claimed, or one call."""
         ledger = self._book.ledger
         found = ledger.owned_by(self._me) if only is None else [ledger.waiting.kept(only)]
         for call in found:
@@ -382,7 +382,7 @@ class LoggedCalls:
                 if isinstance(call, PackedCall):
                     self._sleepers.inherit(call)
                 else:
-                    self._mine[call.id] = is_inherited or only is None
+                    self._mine[call.id] = "claimed" if only is None else origin
                     self._queue(call.id, call.due_us)
         self._pump()
 
@@ -393,15 +393,16 @@ class LoggedCalls:
     # Running
 
     def _queue(self, invocation_id: str, due_us: int) -> None:
+        self._queued[invocation_id] = due_us
         if due_us > self._clock():
             heapq.heappush(self._delayed, (due_us, invocation_id))
         else:
-            self._ready.append(invocation_id)
+            self._ready.append((due_us, invocation_id))
 
     def _woken(self, invocation_id: str) -> None:
         """What a suspended call waited for has come."""
-        self._mine[invocation_id] = False
-        self._ready.append(invocation_id)
+        self._mine[invocation_id] = "accepted"
+        self._queue(invocation_id, 0)
         self._pump()
 
     def _pump(self) -> None:
@@ -410,9 +411,12 @@ class LoggedCalls:
             return
         now = self._clock()
         while self._delayed and self._delayed[0][0] <= now:
-            self._ready.append(heapq.heappop(self._delayed)[1])
+            self._ready.append(heapq.heappop(self._delayed))
         while self._ready and len(self._running) < self._max_running:
-            self._start_body(self._ready.popleft(), None)
+            due_us, invocation_id = self._ready.popleft()
+            if self._queued.get(invocation_id) == due_us:
+                del self._queued[invocation_id]
+                self._start_body(invocation_id, None)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -431,8 +435,8 @@ class LoggedCalls:
         try:
             waiting = self._book.ledger.waiting.get(invocation_id)
             if waiting is not None and waiting.owner == self._me:
-                is_inherited = self._mine.get(invocation_id, False)
-                then = await self._runner.run(waiting, known, is_inherited=is_inherited)
+                origin = self._mine.get(invocation_id, "accepted")
+                then = await self._runner.run(waiting, known, origin=origin)
         except BokiError:
             _log.exception("call %s cannot be run or recorded: it will be tried at the next start", invocation_id)
             return
@@ -451,8 +455,10 @@ class LoggedCalls:
             self._forget_call(invocation_id)
             if invocation_id in self._ends:
                 self._spawn(self._tell_end(invocation_id), in_background=True)
-            # while its body ended, it may have become this engine's again: by a second claim, or because it was retried
-            self._adopt_all(invocation_id, is_inherited=True)
+            # While its body ended, it may be this engine's again: claimed once more, retried, or started again.
+            found = self._book.ledger.waiting.kept(invocation_id)
+            is_new = found is not None and waiting is not None and found.seqnum > waiting.seqnum
+            self._adopt_all(invocation_id, "unknown" if is_new else "claimed")
 
     async def _tell_end(self, invocation_id: str) -> None:
         """Another engine runs the call now, or has ended it: tell those who wait here its outcome."""
@@ -461,6 +467,7 @@ class LoggedCalls:
     def _forget_call(self, invocation_id: str) -> None:
         """The call is over, or another's."""
         self._mine.pop(invocation_id, None)
+        self._queued.pop(invocation_id, None)
         self._runner.forget(invocation_id)
 
     def _on_end(self, invocation_id: str, outcome: Outcome) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 
@@ -41,6 +42,11 @@ Next = int | Outcome | Waiting | None
 """What follows a run: when the next one is due; or how the call has ended; or what it is suspended for; None: it is
 over, or another engine's."""
 
+Origin = Literal["accepted", "claimed", "unknown"]
+"""How a call became this engine's. A run on record of a claimed call belongs to a lost engine. "unknown": the call has
+a new record since its last run here, and that record tells.
+"""
+
 
 @dataclass(slots=True)
 class _Job:
@@ -64,14 +70,14 @@ class Runner:
         self._jobs: dict[str, _Job] = {}
         self._bodies: dict[str, asyncio.Future[Outcome]] = {}
 
-    async def run(self, waiting: Waiting, known: tuple[Accepted, int] | None, *, is_inherited: bool) -> Next:
+    async def run(self, waiting: Waiting, known: tuple[Accepted, int] | None, *, origin: Origin) -> Next:
         """One run of a call's body, and what follows. `known`: its acceptance, if it need not be read from the book."""
         loaded = known or await self._book.load_call(waiting)
         if loaded is None:
             return None
         job = self._jobs.get(waiting.id)
         if job is None:
-            taken = await self._take_up(waiting, *loaded, is_inherited=is_inherited)
+            taken = await self._take_up(waiting, *loaded, origin=origin)
             if not isinstance(taken, _Job):
                 return taken
             job = taken
@@ -108,7 +114,7 @@ class Runner:
         return msgspec.structs.replace(state, state="accepted", attempts=0, started_us=0, last_started_us=0)
 
     async def _take_up(
-        self, waiting: Waiting, entry: Accepted, record_time_us: int, *, is_inherited: bool
+        self, waiting: Waiting, entry: Accepted, record_time_us: int, *, origin: Origin
     ) -> _Job | Outcome | None:
         """This engine runs the call from here on; unless an engine was lost while it ran the call and the call's policy
         allows no further run: then that was the end. None: it is over already.
@@ -125,8 +131,9 @@ class Runner:
         runs = runs_of(last, last_time_us)
         if isinstance(last, Suspended) or waiting.state == "suspended":  # a carried one is in its acceptance
             runs = runs.woken(self._clock())
-        job = _Job(waiting, runs, is_begun=waiting.state == "running" and not is_inherited)
-        if waiting.state == "running" and is_inherited:
+        is_claimed = origin == "claimed" or (origin == "unknown" and not self._is_first_start(waiting, entry))
+        job = _Job(waiting, runs, is_begun=waiting.state == "running" and not is_claimed)
+        if waiting.state == "running" and is_claimed:
             failure = engine_lost(last.owner.node)
             job.runs = job.runs.failed(failure)
             if self._again_us(job, entry, record_time_us, failure) is None:
@@ -134,6 +141,10 @@ class Runner:
             _tell(logging.INFO, job, entry.call, failure, "it runs again now")
         self._jobs[waiting.id] = job
         return job
+
+    def _is_first_start(self, waiting: Waiting, entry: Accepted) -> bool:
+        """Whether the call's last record is its acceptance by this engine, not one that carries it forward."""
+        return not waiting.accepted and entry.owner == self._book.me and not entry.accepted_us
 
     async def _run_once(self, job: _Job, call: Call) -> Outcome | None:
         """Record that a run begins, and run the body; None if the call is over, or another's, by now.

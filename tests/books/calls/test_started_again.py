@@ -1,0 +1,114 @@
+"""A new life of a logged call begins while something of its old life is left: a body that is slow to end, a retry."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import msgspec
+import pytest
+
+from boki.errors import FunctionFailed
+from boki.protocol.calls import Call, ChosenId, Outcome
+from boki.retry import Retry
+from tests.books.calls.call_world import CallWorld, Gate, a_call, echo, failing, run, time_passes
+from tests.books.calls.test_taken_over import Cluster, with_engines
+
+
+class Slow(Gate):
+    """A body that takes its time when it is cancelled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = asyncio.Event()
+
+    async def __call__(self, call: Call) -> Outcome:
+        try:
+            return await super().__call__(call)
+        finally:
+            while not self.left.is_set():
+                with suppress(asyncio.CancelledError):
+                    await self.left.wait()
+
+
+def start(number: int, attempts: int = 4) -> Call:
+    """The start of that number, under the same id; one that has ended gives way to it."""
+    return msgspec.structs.replace(
+        a_call(1, "body"),
+        chosen=ChosenId(f"start-{number}", if_ended="again"),
+        retry=Retry(attempts=attempts, first_s=10.0, jitter=0.0),
+    )
+
+
+@pytest.mark.parametrize("attempts", [1, 4])
+def test_a_call_that_is_started_again_while_its_body_ends_has_its_first_run_then(attempts: int) -> None:
+    """No engine was lost: the record of the new life says that it runs, and it waits for the old body."""
+
+    async def scenario() -> None:
+        world = CallWorld()
+        body = world.bodies["body"] = Slow()
+        calls = await world.start()
+        await calls.accept(start(1, attempts))
+        await body.started.wait()
+        await calls.cancel(start(1).id)
+        await calls.accept(start(2, attempts))
+        await time_passes(1)
+        assert len(world.ran) == 1, "one body at a time"
+        world.bodies["body"] = echo
+        body.left.set()
+        state = await calls.state(start(2).id, wait_s=100)
+        assert (state.state, state.attempts, state.errors) == ("done", 1, {})
+        assert [(call.run, call.attempt) for call in world.ran] == [(1, 1), (1, 1)]
+        await calls.stop()
+
+    run(scenario())
+
+
+def test_a_new_life_that_a_lost_engine_began_is_claimed_while_the_old_body_ends() -> None:
+    """That run may have had effects, so it counts."""
+
+    @with_engines("a", "b")
+    async def scenario(cluster: Cluster) -> None:
+        body = cluster.bodies["body"] = Slow()
+        await cluster.engines["a"].calls.accept(start(1))
+        await body.started.wait()
+        await cluster.engines["a"].calls.cancel(start(1).id)
+        gate = cluster.bodies["body"] = Gate()
+        await cluster.engines["b"].calls.accept(start(2))
+        await gate.started.wait()
+        cluster.lose("b")
+        await time_passes(10)
+        cluster.bodies["body"] = echo
+        body.left.set()
+        state = await cluster.engines["a"].calls.state(start(2).id, wait_s=100)
+        assert (state.state, state.attempts, state.errors) == ("done", 2, {"call_lost": 1})
+
+
+@pytest.mark.parametrize("is_retried", [False, True])
+def test_a_retry_that_an_old_life_waited_for_does_not_run_the_new_one(*, is_retried: bool) -> None:
+    """It was cancelled while it waited. When that retry would have been due, the body of the new life still runs."""
+
+    async def scenario() -> None:
+        world = CallWorld()
+
+        async def fail(_call: Call) -> Outcome:
+            return failing(FunctionFailed("no"))
+
+        async def work(call: Call) -> Outcome:
+            await time_passes(30)
+            return Outcome(call.payload, None)
+
+        world.bodies["body"] = fail
+        calls = await world.start(tries=False)
+        await calls.accept(start(1))
+        await time_passes(1)
+        assert (await calls.state(start(1).id)).state == "retrying"
+        await calls.cancel(start(1).id)
+        world.bodies["body"] = work
+        await (calls.retry(start(1).id) if is_retried else calls.accept(start(2)))
+        await time_passes(100)
+        assert (await calls.state(start(1).id)).state == "done"
+        assert len(world.ran) == 2, "one body at a time"
+        await calls.stop()
+
+    run(scenario())
