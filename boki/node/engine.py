@@ -52,6 +52,8 @@ _log = logging.getLogger("boki.node")
 _LAST_STEP_S: Final = 3.0
 _FENCE_TIMEOUT_S: Final = 10.0
 _OUTAGE_DRAIN_S: Final = 0.5
+_LEAST_DRAIN_S: Final = 1.0
+"""Also when the gateway of the node has used up `drain_s` with one long call: other calls began a moment ago."""
 
 
 class EngineIncarnation(RoleIncarnation[EngineNodeConfig]):
@@ -294,11 +296,12 @@ class EngineIncarnation(RoleIncarnation[EngineNodeConfig]):
         # Without any index calls wait for the log, and the log for this engine: it must not wait for them.
         drain_s = self.config.drain_s if self.port.is_ready else min(self.config.drain_s, _OUTAGE_DRAIN_S)
         left_s = partial(self.node_stop.left_s, self.node_stop.deadline_s(drain_s))
+        least_s = min(drain_s, _LEAST_DRAIN_S)
         await self.remote.drain(left_s())
         if self.calls is not None:
-            await self.calls.stop(left_s())
+            await self.calls.stop(max(left_s(), least_s))
         await self.deployed.stop(left_s())
-        await self.functions.stop(left_s())
+        await self.functions.stop(max(left_s(), least_s))
         if self.service is not None:
             await self.service.stop()
         if not self._ready.is_set() or not isinstance(self.core, EngineCore):

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import AsyncMock
+
+import pytest
+
+from boki.node.engine import EngineIncarnation
 from boki.node.stopping import NodeStop
 
 
@@ -18,3 +26,23 @@ def test_roles_of_a_node_that_stops_share_a_deadline() -> None:
     assert stop.deadline_s(10.0) == 210.0
     assert stop.left_s(210.0) == 3.0
     assert stop.left_s(stop.deadline_s(5.0)) == 0.0
+
+
+@pytest.mark.parametrize(("drain_s", "least_s"), [(10.0, 1.0), (0.25, 0.25)])
+def test_an_engine_drains_for_a_moment_when_its_gateway_has_used_up_the_time(drain_s: float, least_s: float) -> None:
+    """A call that began a moment ago is not cut off at once; a shorter `drain_s` is kept."""
+    now_s = 100.0
+    stop = NodeStop(lambda: now_s)
+    stop.begin()
+    now_s = 200.0
+    engine: Any = SimpleNamespace(
+        **{part: AsyncMock() for part in ("remote", "calls", "deployed", "functions")},
+        service=None,
+        config=SimpleNamespace(drain_s=drain_s),
+        port=SimpleNamespace(is_ready=True),
+        node_stop=stop,
+        _ready=asyncio.Event(),
+    )
+    asyncio.run(EngineIncarnation.drain(engine))
+    engine.calls.stop.assert_awaited_once_with(least_s)
+    engine.functions.stop.assert_awaited_once_with(least_s)
