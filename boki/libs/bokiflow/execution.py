@@ -456,19 +456,20 @@ class Execution:
             if self._events != events or (due_us and due_us <= now_us + _LINGER_US and not self._pause.reason):
                 self._plan_rest()
             else:
-                self.spawn(self._try_to_rest())
+                self.spawn(self._try_to_rest(events, self._carrier.attempt_count))
 
         linger_us = 0 if self._pause.reason else _LINGER_US
         self._rest_timer = self._clock.call_at(self._clock.now_us() + linger_us, look)
 
-    async def _try_to_rest(self) -> None:
+    async def _try_to_rest(self, events: int, attempt_count: int) -> None:
         """Suspend the call. What cannot be found out now, such as of a call whose start is under way, may be later."""
         with suppress(BokiError):
-            await self._rest()
+            await self._rest(events, attempt_count)
 
-    async def _rest(self) -> None:
-        """Suspend the call, if still nothing has happened when all that this needs is done."""
-        events, attempt_count = self._events, self._carrier.attempt_count
+    async def _rest(self, events: int, attempt_count: int) -> None:
+        """Suspend the call, if nothing has happened when all that this needs is done, since the look that found nothing
+        to do: a message may have come before this task had its first turn, and a step may run for it.
+        """
         machine, journal = self.machine, self.journal
         for retrying in self._carrier.retrying:
             journal.add(retrying, machine.seen, machine.now_us, machine.began_us)
@@ -482,7 +483,7 @@ class Execution:
             return
         if self.inbox.letters:
             self._deliver()
-        if self._events != events or journal.is_overtaken or self._ended.done():
+        if self._events != events or journal.is_overtaken or self._ended.done() or self._carrier.is_running:
             return
         if self._keeper.is_busy:  # what had come before this began made the body ask, and it has no answer yet
             return

@@ -73,12 +73,12 @@ async def test_a_question_that_was_asked_while_the_workflow_lay_down(
     asked = asyncio.Event()
     rest = Execution._rest
 
-    async def late(self: Execution) -> None:
+    async def late(self: Execution, *seen: int) -> None:
         if not asked.is_set():
             await handle.signal("go", 41)
             with boki_context.clock.waiting():
                 await asked.wait()
-        await rest(self)
+        await rest(self, *seen)
 
     async def slowly(question: Question, way: Way, position: int) -> tuple[object, Exception | None]:
         asked.set()
@@ -90,3 +90,36 @@ async def test_a_question_that_was_asked_while_the_workflow_lay_down(
     await boki_context.clock.advance(100)
     assert (await handle.status()).status == "done"
     assert await handle.result() == 42
+
+
+@step
+async def undo() -> None:
+    assert isinstance(step.ctx, boki.testing.Context)
+    await passes(step.ctx, 1)
+
+
+@workflow
+async def compensated() -> None:
+    flow.compensate(undo)
+    await flow.receive("never")
+
+
+async def test_a_message_that_comes_when_nothing_is_to_be_done(
+    boki_context: boki.testing.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chaos, seed 83, and one in a hundred that were cancelled after 0.3 s: the task that suspends took the message for
+    one of before, so the workflow was suspended behind it, while its compensation ran, and nothing woke it.
+    """
+    resting = Execution._try_to_rest
+    handle = await compensated.start(boki_context)
+
+    async def late(self: Execution, *seen: int) -> None:
+        if self.inbox.next_start == 1:
+            await handle.cancel()
+            await self.inbox.read_to_end()
+            self._on_letters()
+        await resting(self, *seen)
+
+    monkeypatch.setattr(Execution, "_try_to_rest", late)
+    await boki_context.clock.advance(100)
+    assert (await handle.status()).status == "cancelled"
