@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,18 +49,24 @@ def test_what_no_supervisor_says_is_refused(wrong: list[str], tmp_path: Path) ->
     assert refused.value.code == 2
 
 
-def test_a_key_for_fewer_roles_is_refused_before_zookeeper_is_waited_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_key_for_fewer_roles_is_refused_before_zookeeper_is_waited_for(tmp_path: Path) -> None:
     """ZooKeeper is not there, and the node says at once what else is wrong: which roles, and what to do."""
     keys = tmp_path / "keys"
     make_keys(keys, {"node-4": "node:storage,engine"})
-    roles = ["--roles", "storage,engine,gateway", "--port", "0"]
-    arguments = ["start", "node", "--config", str(config(tmp_path, keys=str(keys))), *roles]
-    assert process.main([*arguments, "--name", "node-4"]) == 2
-    told = capsys.readouterr().err
-    for words in ("which may be storage, engine, and this is gateway gateway-4", "run boki keygen"):
-        assert words in told
-    assert process.main([*arguments, "--name", "node-5"]) == 2
-    assert "node-5.key is missing: run boki keygen" in capsys.readouterr().err
+    file = str(config(tmp_path, keys=str(keys)))
+    told = {}
+    for name in ("node-4", "node-5"):
+        arguments = ["start", "node", "--config", file, "--roles", "storage,engine,gateway", "--port", "0"]
+        done = subprocess.run(  # a process of its own: it sets up logs, signals and the collector
+            [sys.executable, "-P", "-m", "boki", *arguments, "--name", name],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert done.returncode == 2, done.stdout + done.stderr
+        told[name] = " ".join(done.stderr.split())
+    assert "which may be storage, engine, and this is gateway gateway-4" in told["node-4"]
+    assert "run boki keygen" in told["node-4"]
+    assert "node-5.key is missing: run boki keygen" in told["node-5"]
     assert not (tmp_path / "data").exists()
