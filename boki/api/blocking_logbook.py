@@ -80,8 +80,8 @@ class LogSession:
         log_calls.one_record(data, tags, (), None, self.caller.limits)
 
     def ask(self, operation: Operation, wait_s: float = 0.0, positions: Positions | None = None) -> Answer:
-        """One request, within the caller's deadline; `wait_s` is how long the operation itself may wait. The caller's
-        positions are raised by the answer, or these ones.
+        """One request, within the caller's deadline; `wait_s` is how long the operation itself may wait. The answer
+        raises `positions`, or those of the caller if there are none.
         """
         timeout_s = self.caller.deadline.timeout_s(default_s=DEFAULT_TIMEOUT_S + wait_s)
         return self.port.request(operation, self.caller.positions if positions is None else positions, timeout_s)

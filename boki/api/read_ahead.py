@@ -86,13 +86,9 @@ class ReadAhead:
 
 
 class NoReadAhead(ReadAhead):
-    """Of a LogBook that several threads use at once: each read asks for one record."""
+    """Of a LogBook that several threads use at once: each read asks for one record, and nothing is kept."""
 
     __slots__ = ()
-
-    def take(self, tag: str | None, min_seqnum: int, caller: Caller) -> Record | None:  # noqa: ARG002
-        """See `ReadAhead`."""
-        return None
 
     def size(self, tag: str | None, min_seqnum: int, caller: Caller) -> int:  # noqa: ARG002
         """See `ReadAhead`."""
@@ -112,6 +108,3 @@ class NoReadAhead(ReadAhead):
     ) -> Record | None:
         """See `ReadAhead`."""
         return records[0] if records else None
-
-    def forget(self) -> None:
-        """See `ReadAhead`."""

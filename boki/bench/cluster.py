@@ -112,8 +112,11 @@ class Cluster:
 
     def _watched(self, watch: Watch) -> Timeline:
         self._target.run("watched_load", watch, type(None), key=watch.name)
-        pieces = self.client.logbook(BOOK).read(f"timeline:{watch.name}").records
-        return msgspec.msgpack.decode(b"".join(piece.data for piece in pieces), type=Timeline)
+        book, told, start = self.client.logbook(BOOK), b"", 0
+        while records := (page := book.read(f"timeline:{watch.name}", start=start)).records:
+            told += b"".join(record.data for record in records)
+            start = page.next_start
+        return msgspec.msgpack.decode(told, type=Timeline)
 
     def add(self, role: Role, node: str) -> None:
         """Start one more node beside those of the supervisor."""

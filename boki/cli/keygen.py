@@ -61,7 +61,7 @@ def roles_of(nodes: list[str]) -> dict[str, str]:
         name, has_role, role = text.partition("=")
         role = role if has_role else text.rpartition("-")[0]
         words = list(Role) if role == _NODE else role.split(",")
-        if not set(words) <= set(Role):
+        if not set(words) <= set(Role) or len(set(words)) < len(words):
             problems.append(
                 f"{text}: write NAME=ROLE, with node, a role of {', '.join(Role)}, or several with commas between "
                 "them; or ROLE-NUMBER"

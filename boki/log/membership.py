@@ -89,7 +89,7 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
         return next((member for member in self.members if member.node == node), None)
 
     def staying(self) -> set[NodeId]:
-        """Those that do not stop."""
+        """Registered nodes that are not about to stop."""
         return {member.node for member in self.members if not member.is_leaving}
 
     def mates(self) -> dict[NodeId, NodeId | None]:

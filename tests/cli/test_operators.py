@@ -57,8 +57,14 @@ def test_a_name_says_its_role_or_is_told_it() -> None:
     assert roles_of(["node-7", "eu=node"]) == dict.fromkeys(["node-7", "eu"], roles_text(Role))
     assert roles_of(["node-4=storage,engine"]) == {"node-4": "node:engine,storage"}
     with pytest.raises(InvalidArgument) as caught:
-        roles_of(["eu", "x=king", "y=storage,king", "engine-1", "engine-1"])
-    for words in ("eu: write", "x=king: write", "y=storage,king: write", "engine-1 is named twice"):
+        roles_of(["eu", "x=king", "y=storage,king", "z=engine,engine", "engine-1", "engine-1"])
+    for words in (
+        "eu: write",
+        "x=king: write",
+        "y=storage,king: write",
+        "z=engine,engine: write",
+        "engine-1 is named twice",
+    ):
         assert words in str(caught.value)
 
 

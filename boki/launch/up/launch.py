@@ -64,9 +64,9 @@ def prepare(config: UpConfig) -> Launch:
     folder = config.folder
     nodes = list(_nodes(config)) if config.separate else list(_hosts(config))
     processes: list[Process] = []
+    parts = None if config.zookeeper else find_parts()  # refused before anything is made
     if config.separate:
         _separate(folder / "nodes")
-    parts = None if config.zookeeper else find_parts()  # refused before anything is made
     make_private_folder(folder)
     keys = folder / "keys"
     make_keys(keys, {node: roles_text(Role) if role == _NODE else role for role, node, _ in nodes})
