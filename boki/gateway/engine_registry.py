@@ -259,6 +259,14 @@ class EngineRegistry:
         best = max(engines, key=lambda engine: _fitness(engine, book), default=None)
         return None if best is None else best.node
 
+    def near_primary(self, call: str) -> NodeId | None:
+        """The engine that shares a node with a primary, and takes work: always the same for a call, of several. None:
+        there is none.
+        """
+        near = [engine for engine in self._engines.values() if engine.is_up and engine.is_near and engine.takes_work]
+        best = max((engine for engine in near if not engine.is_leaving), key=lambda e: _fitness(e, call), default=None)
+        return None if best is None else best.node
+
     def _fetch(self, engine: _Engine, now_us: int) -> Iterable[Happening]:
         if now_us - engine.fetched_at_us < _FETCH_AGAIN_US:
             return ()

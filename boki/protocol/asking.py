@@ -139,6 +139,10 @@ class Asking:
         """The question that this node has under this number."""
         return self._asked.get(node, {}).get(number)
 
+    def count_at(self, node: NodeId) -> int:
+        """How many questions the node has."""
+        return len(self._asked.get(node, ()))
+
     @property
     def waits_for(self) -> set[NodeId]:
         """The nodes that have questions."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
+import msgspec
 import pytest
 
 import boki.protocol.call_messages
 from boki.errors import ConnectionLost, DeadlineExceeded, DiskFull, NoSuchInvocation, Unavailable, WrongState
 from boki.log.ids import NodeId
-from boki.log.membership import Role
+from boki.log.membership import Member, Membership, Role
 from boki.log.operations import Appended, Failure, Found, Operation, Read, Sync, TrimBook
 from boki.protocol.calls import CallFilter, FunctionInfo
 from boki.protocol.messages import Message
@@ -220,6 +222,46 @@ def test_a_call_under_a_key_goes_on_at_another_engine() -> None:
         assert second.ledger.accepted == first.ledger.accepted == [(call.id, "k", 0.0)]
         second.ledger.ends.set()
         assert (await waiting)[0] == call.id
+
+    in_cluster(scenario)
+
+
+def test_workflows_gather_beside_a_primary_until_many_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those whose end a gateway waits for: they share batches there. Other calls, and further workflows, are spread."""
+    monkeypatch.setattr("boki.gateway.server.cluster._GATHERED", 20)
+
+    async def scenario(cluster: Cluster) -> None:
+        backend, ledgers = cluster.backend, [engine.ledger for engine in cluster.engines.values()]
+        backend.registry.functions["echo"] = backend.registry.functions["echo"].used_by("flow", {"replays": True})
+        host, primary = NodeId("node-2"), Member(node=NodeId("sequencer-2"), role=Role.SEQUENCER, incarnation=1)
+        near = msgspec.structs.replace(cluster.engines[B].member, host=host)
+        members = (cluster.engines[A].member, near, msgspec.structs.replace(primary, host=host))
+        backend.on_membership(Membership(number=2, members=members))
+
+        async def accepted(first: int, function: str = "echo") -> tuple[int, int]:
+            before = [len(ledger.accepted) for ledger in ledgers]
+            calls = [a_call(number, function) for number in range(first, first + 20)]
+            waiting.extend([asyncio.create_task(backend.ledger.call_once(call, call.id)) for call in calls])
+            await time_passes(0.1)
+            a, b = (len(ledger.accepted) - count for ledger, count in zip(ledgers, before, strict=True))
+            return a, b
+
+        async def end_all() -> None:
+            for ledger in ledgers:
+                ledger.ends.set()
+            await asyncio.gather(*waiting)
+            for ledger in ledgers:
+                ledger.ends.clear()
+
+        waiting: list[asyncio.Task[Any]] = []
+        assert 0 < (await accepted(0))[0] < 20, "there is no primary beside an engine yet"
+        await end_all()
+        backend.registry.on_primaries((NodeId("sequencer-2"),))
+        assert 0 < (await accepted(20, "hang"))[0] < 20, "calls that are not replayed"
+        await end_all()
+        assert await accepted(40) == (0, 20)
+        assert 0 < (await accepted(60))[0] < 20, "many are there"
+        await end_all()
 
     in_cluster(scenario)
 

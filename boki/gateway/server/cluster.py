@@ -76,6 +76,10 @@ _GONE_S: Final = 600.0
 """A node that is registered no longer is told of for this long."""
 _MAX_IN_FLIGHT: Final = 8192
 """Log operations and logged calls that may wait for one engine."""
+_GATHERED: Final = 64
+"""Workflows are given to the engine beside a primary while fewer requests of this gateway than this are there. Three
+gateways together stay below the 256 calls that an engine runs at a time.
+"""
 
 
 _Ended = Callable[[Message | None, BokiError | None], None]
@@ -98,7 +102,7 @@ class ClusterBackend:
     ) -> None:
         self.node = node
         self.registry = EngineRegistry(idle_poll_us=idle_poll_us)
-        self.ledger = ClusterLedger(self.ask)
+        self.ledger = ClusterLedger(self.ask, self._prefer)
         self.deployments = ClusterDeployments(self, self.ask, self._until_running, limits)
         self._links = links
         self._loop = loop
@@ -291,6 +295,18 @@ class ClusterBackend:
         if first is not None and first in self.registry.up and first not in question.tried:
             return first
         return self.registry.for_book(question.book, question.tried)
+
+    def _prefer(self, call: Call) -> NodeId | None:
+        """The engine that a workflow is to run at whose end this gateway waits for, if it matters.
+
+        Workflows wait for their appends most of the time. Those of one engine share batches, and beside a primary they
+        wait for one hop less; so they are spread only when many are there.
+        """
+        info = self.registry.functions.get(call.function)
+        if info is None or not info.is_replayed:
+            return None
+        node = self.registry.near_primary(call.id)
+        return node if node is not None and self.asking.count_at(node) < _GATHERED else None
 
     async def _until_changed(self, timeout_s: float) -> None:
         self._changed.clear()

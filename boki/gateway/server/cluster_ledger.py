@@ -48,8 +48,9 @@ class Ask(Protocol):
 class ClusterLedger:
     """`boki.gateway.backend.CallLedger` over messages, which may all be repeated: calls are logged under their ids."""
 
-    def __init__(self, ask: Ask) -> None:
+    def __init__(self, ask: Ask, prefer: Callable[[Call], NodeId | None]) -> None:
         self._ask = ask
+        self._prefer = prefer
 
     async def accept(self, call: Call, *, key: str | None = None, delay_s: float = 0.0) -> str:
         """See `CallLedger`."""
@@ -70,6 +71,7 @@ class ClusterLedger:
             lambda number, left_us: CallOnce(number, msgspec.structs.replace(call, timeout_us=left_us), key),
             call.timeout_us / 1e6,
             book=call.id,
+            first=self._prefer(call),
             is_repeatable=True,
             changes=True,
         )
