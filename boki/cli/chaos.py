@@ -65,7 +65,8 @@ def command(
 
     known = {fault.name: fault for fault in FAULTS if not (direct_links and fault.cuts_nodes)}
     if unknown := [name for name in faults or () if name not in known]:
-        raise InvalidArgument(f"there is no class of faults {', '.join(unknown)}: there are {', '.join(known)}")
+        why = " with --direct-links" if any(fault.name in unknown for fault in FAULTS) else ""
+        raise InvalidArgument(f"there is no class of faults {', '.join(unknown)}{why}: there are {', '.join(known)}")
     chosen = [known[name] for name in faults or known]
     with tempfile.TemporaryDirectory(prefix="boki-chaos-") as scratch, progress(counted=False) as bar:
         task = bar.add_task("starting a cluster", total=None)

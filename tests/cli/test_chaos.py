@@ -29,6 +29,7 @@ def run(*words: str) -> Any:
         (("--minutes", "long"), "--minutes"),
         (("--seed", "-1"), "--seed"),
         (("--sessions", "0"), "--sessions"),
+        (("--direct-links", "--fault", "cut-one-way"), "cut-one-way with --direct-links"),
         (("--storm",), "--storm"),
     ],
 )
