@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
+
 from boki.dispatch.orders import RETRY_AFTER_S, Budget
 from boki.dispatch.slots import LiveCall, Pool
 from boki.errors import (
@@ -19,7 +21,7 @@ from boki.errors import (
 )
 from boki.log.limits import Limits
 from boki.log.operations import Failure
-from boki.protocol.calls import Call, Outcome
+from boki.protocol.calls import Call, Outcome, RequestHead
 
 
 def failed(error: BokiError) -> Outcome:
@@ -51,7 +53,18 @@ def not_allowed(call: Call, depth: int, limits: Limits) -> BokiError | None:
             f"limits.request_bytes is {limits.request_bytes:,}: append it to a LogBook and pass where it is",
             limit=limits.request_bytes,
         )
+    if call.request is not None and not _can_be_encoded(call.request):
+        return InvalidArgument("the request of the call has text that is not UTF-8: a lone surrogate", field="request")
     return None
+
+
+def _can_be_encoded(head: RequestHead) -> bool:
+    """Else the call would fail on its way to the worker, when it counts as one that was sent."""
+    try:
+        msgspec.msgpack.encode(head)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def over_budget(pool: Pool, size_bytes: int, budget: Budget) -> Overloaded | None:

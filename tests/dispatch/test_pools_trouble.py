@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from boki.dispatch.orders import Budget, SendCall
+from boki.dispatch.orders import Budget, SendCall, StartWorker
 from boki.log.operations import Appended
-from boki.protocol.calls import Outcome
+from boki.protocol.calls import Outcome, RequestHead
 from tests.engine.host import Gate, drive, hosting, is_alive, wait_for_end
 
 KINDS = pytest.mark.parametrize("suffix", ["", "_blocking"], ids=["async", "blocking"])
@@ -400,6 +400,30 @@ def test_a_worker_is_sent_its_calls_in_the_order_in_which_they_are_counted(tmp_p
                 await done
             sent = [effect.ticket for effect in host.effects if isinstance(effect, SendCall)]
             assert sent == sorted(sent)
+
+    drive(test())
+
+
+@pytest.mark.parametrize("is_warm", [False, True], ids=["cold", "warm"])
+def test_a_request_that_cannot_be_encoded_is_refused_alone(tmp_path: Path, is_warm: bool) -> None:
+    """It starts no worker, and what its worker has begun is counted as before: a lost call is not run again."""
+    head = RequestHead("POST", "/", (), (("Referer", "caf\udce9"),), "")
+
+    async def test() -> None:
+        async with hosting(tmp_path, MODULES) as host:
+            if is_warm:
+                await host.result("pid")
+            failure = await host.failure("pid", request=head)
+            assert (failure.code, failure.outcome) == ("invalid_argument", "not_applied")
+            assert sum(isinstance(effect, StartWorker) for effect in host.effects) == is_warm
+            lost = host.begin("forever")
+            await host.until(lambda: bool(host.texts("stdout")))
+            (link,) = host._processes.links.values()
+            os.kill(link.pid, signal.SIGKILL)
+            outcome = await lost
+            assert outcome.failure is not None
+            assert outcome.failure.code == "call_lost"
+            assert host.texts("stdout") == ["begun"]
 
     drive(test())
 

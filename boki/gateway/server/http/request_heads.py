@@ -22,7 +22,8 @@ _SECRETS: Final = frozenset({"authorization", "proxy-authorization"})
 def request_head(request: BaseRequest, route: HttpRoute | None = None, values: tuple[str, ...] = ()) -> RequestHead:
     """What a function may see of the request. `route`: its own one that the request came by, with these values."""
     # names are of a subclass of str, which no encoder takes
-    headers = tuple((str(name), value) for name, value in request.headers.items() if name.lower() not in _SECRETS)
+    given = request.headers.items()
+    headers = tuple((str(name), header_text(value)) for name, value in given if name.lower() not in _SECRETS)
     query: tuple[tuple[str, str], ...] = ()
     if request.rel_url.raw_query_string:
         check_query(request)
@@ -45,6 +46,20 @@ def request_head(request: BaseRequest, route: HttpRoute | None = None, values: t
         "" if route is None else route.text,
         () if route is None else _path_values(route, values),
     )
+
+
+def header_text(value: str) -> str:
+    r"""The value of a header as aiohttp gives it, which has lone surrogates for bytes that are not UTF-8: nothing can
+    encode these. Such a value is ISO-8859-1, as HTTP has had it (RFC 9110, 5.5).
+
+    >>> header_text("caf\udce9")
+    'café'
+    """
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return value.encode(errors="surrogateescape").decode("iso-8859-1")
+    return value
 
 
 def _path_values(route: HttpRoute, values: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
