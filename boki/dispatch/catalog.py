@@ -65,7 +65,7 @@ class Catalog:
     def update(self, described: Iterable[ModuleInfo], gone: Iterable[str] = ()) -> list[Change]:
         """Modules have been described again, and others are gone: what follows for callers.
 
-        A module that was refused because of another one's function is looked at again.
+        A module that was refused because of another one's function is looked at again, also if that has just lost it.
         """
         changes: list[Change] = []
         for name in sorted(gone):
@@ -74,12 +74,17 @@ class Catalog:
         fresh = {info.module: info for info in described}
         for name, info in fresh.items():
             self._entries.setdefault(name, _Entry(info)).latest = info
-        refused = {name for name, entry in self._entries.items() if entry.error and not entry.latest.error}
-        for name in sorted(refused | fresh.keys()):
-            change = self._consider(name, self._entries[name])
-            if change is not None:
-                changes.append(change)
+        due = self._refused() | fresh.keys()
+        while due:
+            found = [
+                change for name in sorted(due) if (change := self._consider(name, self._entries[name])) is not None
+            ]
+            changes += found
+            due = self._refused() if any(isinstance(change, Install) for change in found) else set()
         return changes
+
+    def _refused(self) -> set[str]:
+        return {name for name, entry in self._entries.items() if entry.error and not entry.latest.error}
 
     def _consider(self, name: str, entry: _Entry) -> Change | None:
         error = entry.latest.error or self._clash(name, entry.latest)

@@ -23,6 +23,7 @@ from typing import Final
 import msgspec
 
 from boki.dispatch import refusals
+from boki.dispatch.catalog import Change, Withdraw
 from boki.dispatch.fleet import NEVER, Fleet
 from boki.dispatch.orders import (
     GRACE_US,
@@ -77,42 +78,40 @@ class Dispatch:
 
     # what can be called
 
-    def install(
-        self, module: str, version: int, functions: Iterable[FunctionInfo], now_us: int
-    ) -> list[DispatchEffect]:
-        """From now on the module's functions run in this version; workers of older ones finish their calls and leave.
+    def update(self, changes: Iterable[Change], now_us: int) -> list[DispatchEffect]:
+        """From now on these modules' functions run in new versions; workers of older ones finish their calls and leave.
 
-        Calls that no worker has yet go to the new version.
+        Calls that no worker has yet go to the new version, also if that is of another module: what changes together
+        is told together.
         """
-        self._broken.pop(module, None)
-        self._replace(module, version, functions, now_us)
-        return self._take()
-
-    def withdraw(self, module: str, error: str, now_us: int) -> list[DispatchEffect]:
-        """The module is gone (or, with an error, cannot be loaded and never could): its functions are unknown."""
-        self._broken.pop(module, None)
-        if error:
-            self._broken[module] = error
-        self._replace(module, 0, (), now_us)
-        return self._take()
-
-    def _replace(self, module: str, version: int, functions: Iterable[FunctionInfo], now_us: int) -> None:
-        kinds: dict[bool, dict[str, FunctionInfo]] = {}
-        for info in functions:
-            kinds.setdefault(info.is_async, {})[info.name] = info
-        self._routes = {name: route for name, route in self._routes.items() if route[1].key.module != module}
-        old = [pool for pool in self._fleet.pools.values() if pool.key.module == module and not pool.retired]
-        for is_async, named in kinds.items():
-            key = PoolKey(module, is_async, version)
-            pool = Pool(key, named, self._budget.waiting_per_worker, self._budget.extra_workers)
-            self._fleet.pools[key] = pool
-            self._routes |= {name: (info, pool) for name, info in named.items()}
-            self._fill(pool, now_us)
+        old = [pool for change in changes for pool in self._replace(change, now_us)]
         for pool in old:
             for live in reversed(pool.waiting()):
                 self._drop(live)
                 self._reroute(live, now_us)
             self._fleet.retire(pool, now_us)
+        return self._take()
+
+    def _replace(self, change: Change, now_us: int) -> list[Pool]:
+        """Route calls to the module's new version, if it has one; the pools of the old ones."""
+        module = change.module
+        self._broken.pop(module, None)
+        self._routes = {name: route for name, route in self._routes.items() if route[1].key.module != module}
+        old = [pool for pool in self._fleet.pools.values() if pool.key.module == module and not pool.retired]
+        if isinstance(change, Withdraw):
+            if change.error:
+                self._broken[module] = change.error
+            return old
+        kinds: dict[bool, dict[str, FunctionInfo]] = {}
+        for info in change.functions:
+            kinds.setdefault(info.is_async, {})[info.name] = info
+        for is_async, named in kinds.items():
+            key = PoolKey(module, is_async, change.version)
+            pool = Pool(key, named, self._budget.waiting_per_worker, self._budget.extra_workers)
+            self._fleet.pools[key] = pool
+            self._routes |= {name: (info, pool) for name, info in named.items()}
+            self._fill(pool, now_us)
+        return old
 
     # calls
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from boki.dispatch.catalog import Change, Install, Withdraw
 from boki.dispatch.core import Dispatch
 from boki.dispatch.orders import (
     AnswerCall,
@@ -91,10 +92,13 @@ class Shell:
         for function in functions:
             key = PoolKey(module, function.is_async, version)
             self.functions.setdefault(key, {})[function.name] = function
-        self.perform(self.dispatch.install(module, version, functions, self.now_us))
+        self.update(Install(module, version, functions))
 
     def withdraw(self, module: str, error: str = "") -> None:
-        self.perform(self.dispatch.withdraw(module, error, self.now_us))
+        self.update(Withdraw(module, error))
+
+    def update(self, *changes: Change) -> None:
+        self.perform(self.dispatch.update(changes, self.now_us))
 
     def submit(self, function: str, *, until_gone: bool = False, **options: object) -> int:
         ticket = self.number()

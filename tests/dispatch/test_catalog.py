@@ -69,6 +69,14 @@ def test_a_refused_module_is_taken_when_the_name_is_free() -> None:
         assert catalog.functions["f"].module == "b"
 
 
+def test_a_function_may_move_to_a_module_of_an_earlier_name() -> None:
+    """In one go: that module is refused while the other has the name, and looked at again when it has lost it."""
+    catalog = Catalog()
+    catalog.update([module("a", "x"), module("b", "f", "y")])
+    assert installed(catalog.update([module("a", "f"), module("b", "y")])) == [("b", 2), ("a", 2)]
+    assert not any(found.error for found in catalog.modules)
+
+
 def test_a_clash_that_comes_with_a_change_leaves_the_old_version() -> None:
     """A module that begins to register another's function keeps what it had."""
     catalog = Catalog()

@@ -25,7 +25,7 @@ from boki.books.functions.version_book import VersionBook
 from boki.books.functions.versions import Deployed, Versions
 from boki.dispatch.server.earlier import EarlierVersions
 from boki.dispatch.server.pools import FunctionHost
-from boki.errors import BokiError, CorruptData, InvalidArgument, NotFound, Trimmed, Unavailable
+from boki.errors import BokiError, CorruptData, InvalidArgument, NoSuchFunction, NotFound, Trimmed, Unavailable
 from boki.log.limits import DEFAULT_LIMITS, Limits
 from boki.protocol.call_messages import ActivateBundle, BundleActivated
 from boki.protocol.calls import Call, ModuleInfo, Outcome, version_of
@@ -119,8 +119,12 @@ class DeployedFunctions:
             except OSError as error:
                 raise Unavailable(f"version {pinned} of the functions cannot be run here now: {error}") from None
         if call.function not in self._functions.functions and self._is_due(call.function):
-            raise Unavailable(f"{call.function!r} is not among the functions that run here yet")
-        return await self._functions.call(call, until_gone=True)
+            raise _not_yet(call)
+        outcome = await self._functions.call(call, until_gone=True)
+        failure = outcome.failure
+        if failure is not None and failure.code == NoSuchFunction.code and self._is_due(call.function):
+            raise _not_yet(call)  # it was queued when the version that had it was replaced
+        return outcome
 
     @property
     def is_held_back(self) -> bool:
@@ -242,6 +246,10 @@ class DeployedFunctions:
         for folder in self._folder.iterdir():
             if folder.name not in kept:
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def _not_yet(call: Call) -> Unavailable:
+    return Unavailable(f"{call.function!r} is not among the functions that run here yet")
 
 
 def _write(files: tuple[File, ...], folder: Path) -> None:

@@ -200,7 +200,6 @@ class FunctionHost:
         gone = [info.module for info in self._catalog.modules if info.module not in good]
         self._modules = modules
         self._install(self._catalog.update(refreshed.described, gone), modules)
-        self._install(self._catalog.update(()), modules)  # functions that have moved to a module of an earlier name
 
     async def try_broken(self) -> str:
         """Load once more what could not be loaded: it may have taken too long, or its process may have been killed.
@@ -466,10 +465,7 @@ class FunctionHost:
             if isinstance(change, Install):
                 pinned = modules.sources(change.module)
                 self._origins[change.module, change.version] = _Origin(modules.folder, pinned)
-                effects = self._dispatch.install(change.module, change.version, change.functions, now_us())
-            else:
-                effects = self._dispatch.withdraw(change.module, change.error, now_us())
-            self._perform(effects)
+        self._perform(self._dispatch.update(changes, now_us()))
         self._functions = self._catalog.functions
 
     async def _poll(self, modules: Modules) -> None:

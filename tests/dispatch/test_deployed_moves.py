@@ -1,0 +1,71 @@
+"""Calls that wait for a worker while a deployment moves their function to another module."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from boki.books.calls.runs import is_refusal
+from boki.errors import Unavailable
+from boki.protocol.calls import Payload
+from tests.books.calls.call_world import failing
+from tests.dispatch.test_deployed import SAYS, bundle, system
+from tests.engine.host import Gate, drive
+
+HOLDS = """
+@function(concurrency=1, max_workers=1)
+async def holds(ctx: Context, gate: str) -> str:
+    wait_at(gate)
+    return "{}"
+"""
+
+
+@pytest.mark.parametrize("old_module", ["goes", "stays"])
+def test_a_queued_call_follows_its_function_to_another_module(tmp_path: Path, old_module: str) -> None:
+    """Whether its old module goes or stays: no worker has begun it."""
+    rest = {"m": SAYS.format("rest")} if old_module == "stays" else {}
+
+    async def test() -> None:
+        async with system(tmp_path) as made:
+            await made.deploy(bundle(m=HOLDS.format("old") + rest.get("m", "")))
+            await made.deployed.until(1)
+            with Gate(tmp_path / "gate") as gate:
+                running = made.host.begin("holds", gate.path)
+                await gate.arrived()
+                queued = made.host.begin("holds", gate.path)
+                await made.host.until(lambda: made.host.call_count == 2)
+                await made.deploy(bundle(a=HOLDS.format("new"), **rest))
+                await made.deployed.until(2)
+                gate.open()
+                assert (await running).result == Payload("text", b"old")
+                assert (await queued).result == Payload("text", b"new")
+
+    drive(test())
+
+
+def test_a_queued_call_is_refused_for_now_if_its_new_module_cannot_be_loaded_yet(tmp_path: Path) -> None:
+    """It is a logged call that was accepted, so it must not fail permanently."""
+
+    async def test() -> None:
+        async with system(tmp_path) as made:
+            await made.deploy(bundle(m=HOLDS.format("old")))
+            await made.deployed.until(1)
+            with Gate(tmp_path / "gate") as gate:
+                running = made.host.begin("holds", gate.path)
+                await gate.arrived()
+                queued = asyncio.create_task(made.deployed.run(made.host.call_of("holds", gate.path)))
+                await made.host.until(lambda: made.host.call_count == 2)
+                uploaded = await made.book.upload(bundle(a="import here_later", m=SAYS.format("rest")))
+                await made.book.activate(msgspec.structs.replace(uploaded, functions=("holds", "says")))
+                with pytest.raises(
+                    Unavailable, match="'holds' is not among the functions that run here yet"
+                ) as refused:
+                    await queued
+                assert is_refusal(failing(refused.value))
+                gate.open()
+                assert (await running).failure is None
+
+    drive(test())
