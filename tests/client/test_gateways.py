@@ -10,7 +10,7 @@ import pytest
 from boki.api.http.exchange import HttpAnswer, HttpRequest, log_request
 from boki.api.http.gateways import Attempts, Gateways
 from boki.client import BlockingClient, Client
-from boki.errors import BokiError, ConnectionLost, Overloaded, Unavailable
+from boki.errors import BokiError, ConnectionLost, NotFound, Overloaded, Unavailable
 from boki.log.operations import Read
 from tests.client.test_blocking_client import against
 from tests.gateway.fake_backend import FakeBackend, run, serving
@@ -137,6 +137,19 @@ def test_a_gateway_that_stops_is_left_and_its_refusal_is_no_answer() -> None:
     assert not attempts.is_answered(attempts.begin(0.1)[0], refusal(Unavailable("stopping"), connection="close"))
     with pytest.raises(ConnectionLost, match="it broke"):
         attempts.failed(attempts.begin(0.1)[0], Unavailable("refused"), 0.2)
+
+
+@pytest.mark.parametrize("outcome", ["returned", "streamed"])
+def test_what_a_function_answers_is_no_refusal(outcome: str) -> None:
+    """Its own 503 by a gateway that stops is not asked for again: it would run twice. Nor does its 404 deny what an
+    attempt before may have done.
+    """
+    busy = refusal(Unavailable("busy"), connection="close", **{"boki-outcome": outcome})
+    attempts = Attempts(Gateways(URLS), HttpRequest("POST", "/function/f", 9.0, {}), 0.0)
+    assert attempts.is_answered(attempts.begin(0.0)[0], busy)
+    attempts = Attempts(Gateways(URLS), KEYED, 0.0)
+    attempts.failed(attempts.begin(0.0)[0], ConnectionLost("it broke"), 0.1)
+    assert attempts.is_answered(attempts.begin(0.1)[0], refusal(NotFound("no such order"), **{"boki-outcome": outcome}))
 
 
 def test_the_deadline_is_shared_by_all_gateways() -> None:

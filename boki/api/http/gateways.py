@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from boki.api.http.exchange import HttpAnswer, HttpRequest, check_url, error_of
+from boki.api.http.exchange import OUTCOME, HttpAnswer, HttpRequest, check_url, error_of
 from boki.errors import ConnectionLost, DeadlineExceeded, Unavailable, uncertain
 
 
@@ -75,8 +75,10 @@ class Attempts:
 
     def is_answered(self, url: str, answer: HttpAnswer) -> bool:
         """Whether that is the answer for the caller; raises it as an error of unknown outcome if it denies what an
-        earlier attempt may have done. False: ask again.
+        earlier attempt may have done. False: ask again. What a function answers denies nothing, whatever its status.
         """
+        if OUTCOME.lower() in answer.headers:
+            return True
         if self._count <= _MAX_REFUSALS and is_draining(answer):
             self._gateways.leave(url)
             return False
