@@ -20,20 +20,26 @@ class Tally:
     __slots__ = ("_map", "_view")
 
     def __init__(self, fd: int) -> None:
-        """`fd`: what `create` returned, in this process or sent to it. It may be closed afterwards."""
+        """`fd`: what `create` returned, in this process or sent to it. It may be closed afterwards; the memory keeps a
+        descriptor of its own. -1: no other process writes it.
+        """
         self._map = mmap.mmap(fd, _BYTES)
         self._view = memoryview(self._map).cast("Q")
 
     @staticmethod
     def create() -> tuple[Tally, int]:
-        """A tally at 0, and the file descriptor by which another process gets at it."""
+        """A tally at 0, and the file descriptor by which another process gets at it. `OSError` if none is left."""
         if hasattr(os, "memfd_create"):
             fd = os.memfd_create("boki-tally")
         else:
             with tempfile.TemporaryFile() as file:
                 fd = os.dup(file.fileno())
-        os.ftruncate(fd, _BYTES)
-        return Tally(fd), fd
+        try:
+            os.ftruncate(fd, _BYTES)
+            return Tally(fd), fd
+        except OSError:
+            os.close(fd)
+            raise
 
     @property
     def begun(self) -> int:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import mmap
+import os
+import socket
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from boki.host.clock import now_us
 from tests.engine.host import drive, hosting, is_alive, wait_for_end
 
+MAP = mmap.mmap
 DAEMONS = {
     "m": """
     import time
@@ -75,6 +82,39 @@ def test_a_function_that_cancels_itself_has_failed(tmp_path: Path) -> None:
             )
 
     drive(test())
+
+
+@pytest.mark.parametrize("made", [(socket, "socketpair"), (mmap, "mmap"), (os, "ftruncate")], ids=lambda made: made[1])
+def test_a_worker_for_which_no_descriptor_is_left_has_failed_to_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: tuple[ModuleType, str]
+) -> None:
+    """Its call is told so, nothing of it is left open, and the next start succeeds."""
+
+    async def test() -> None:
+        async with hosting(tmp_path, DAEMONS) as host:
+            before = descriptors()
+            with monkeypatch.context() as patch:
+                patch.setattr(*made, refuse)
+                failure = await host.failure("settings")
+            assert (failure.code, failure.outcome) == ("unavailable", "not_applied")
+            assert "could not be started: [Errno 24] Too many open files" in failure.message
+            assert descriptors() == before
+            (pool,) = (pool for pool in host._dispatch._fleet.pools.values() if pool.key.is_async)
+            await host.until(lambda: now_us() >= pool.retry_us)
+            assert await host.result("settings") == []
+
+    drive(test())
+
+
+def descriptors() -> set[str]:
+    return {path.name for path in Path("/proc/self/fd").iterdir()}
+
+
+def refuse(*arguments: object) -> object:
+    """Fail as without descriptors, but for memory that needs none."""
+    if arguments[:1] == (-1,):
+        return MAP(*arguments)
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 def test_functions_do_not_see_the_settings_of_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,10 @@ _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 def affordable_workers() -> int:
-    """Most worker processes of this engine: each needs a file descriptor here, as do disks and connections."""
-    return max(1, min(Budget().engine_workers, file_limit() // 2))
+    """Most worker processes of this engine: each needs two file descriptors here, for its socket and its tally. Half of
+    all are left for disks and connections.
+    """
+    return max(1, min(Budget().engine_workers, file_limit() // 4))
 
 
 def resident_bytes(pid: int) -> int:

@@ -79,15 +79,22 @@ class Processes:
 
     def spawn(self, plan: Fork, owner: LinkOwner) -> None:
         """Fork the process `plan.child`. Its owner is told when it is gone, also if it never was there."""
-        tally, tally_fd = Tally.create()
-        ours, theirs = socket.socketpair()
-        link = WorkerLink(plan.child, owner, self, self._limits, self._log, tally)
-        self.links[plan.child] = link
+        try:
+            ours, theirs, tally, tally_fd = _connection()
+        except OSError as error:
+            self._link(plan.child, owner, Tally(-1))
+            self._loop.call_soon(self.forked, plan.child, 0, str(error))
+            return
+        link = self._link(plan.child, owner, tally)
         self._held[plan.child] = (plan, theirs, tally_fd)
         self._fork_held()
         task = self._loop.create_task(self._connect(link, ours))
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
+
+    def _link(self, number: int, owner: LinkOwner, tally: Tally) -> WorkerLink:
+        link = self.links[number] = WorkerLink(number, owner, self, self._limits, self._log, tally)
+        return link
 
     async def _connect(self, link: WorkerLink, sock: socket.socket) -> None:
         transport, _ = await self._loop.create_unix_connection(lambda: link, sock=sock)
@@ -97,9 +104,7 @@ class Processes:
     def _fork_held(self) -> None:
         while self._held and self._zygote is not None:  # a fork may be how its loss is found out
             plan, theirs, tally_fd = self._held.pop(next(iter(self._held)))
-            self._zygote.fork(plan, theirs.fileno(), tally_fd)
-            os.close(tally_fd)
-            theirs.close()
+            self._zygote.fork(plan, theirs.detach(), tally_fd)
 
     def _drop(self, number: int) -> None:
         _, theirs, tally_fd = self._held.pop(number)
@@ -169,3 +174,14 @@ class Processes:
         del self.links[link.number]
         if not self.links:
             self._empty.set()
+
+
+def _connection() -> tuple[socket.socket, socket.socket, Tally, int]:
+    """Both ends of a socket, a tally and its descriptor. `OSError` if the process has no descriptors left."""
+    ours, theirs = socket.socketpair()
+    try:
+        return ours, theirs, *Tally.create()
+    except OSError:
+        ours.close()
+        theirs.close()
+        raise

@@ -68,7 +68,10 @@ class Zygote:
     @staticmethod
     async def start(owner: ZygoteOwner) -> Zygote:
         """A zygote that has imported what it needs. `Unavailable` if it does not come up."""
-        zygote = Zygote(owner, asyncio.get_running_loop())
+        try:
+            zygote = Zygote(owner, asyncio.get_running_loop())
+        except OSError as error:
+            raise Unavailable(f"the process that forks workers could not be started: {error}") from None
         try:
             await asyncio.wait_for(zygote._up, _START_S)
         except BaseException as error:
@@ -84,8 +87,8 @@ class Zygote:
         return self._process.pid
 
     def fork(self, plan: Fork, sock: int, tally: int) -> None:
-        """Fork a child with these descriptors, which are duplicated and may be closed once `forked` is told."""
-        self._send(encode_frame(plan), (os.dup(sock), os.dup(tally)))
+        """Fork a child with these descriptors, which are closed when they are sent."""
+        self._send(encode_frame(plan), (sock, tally))
 
     def kill(self, child: int) -> None:
         """Kill the child and all that it has started."""
