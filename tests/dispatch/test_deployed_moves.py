@@ -1,19 +1,22 @@
-"""Calls that wait for a worker while a deployment moves their function to another module."""
+"""What is under way while a version takes over: calls that wait for a worker, and files that are being unpacked."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from boki.books.calls.runs import is_refusal
+from boki.dispatch.server import deployed
 from boki.errors import Unavailable
 from boki.protocol.calls import Payload
 from tests.books.calls.call_world import failing
 from tests.dispatch.test_deployed import SAYS, bundle, system
-from tests.engine.host import Gate, drive
+from tests.engine.host import TIMEOUT_S, Gate, drive
 
 HOLDS = """
 @function(concurrency=1, max_workers=1)
@@ -68,4 +71,49 @@ def test_a_queued_call_is_refused_for_now_if_its_new_module_cannot_be_loaded_yet
                 gate.open()
                 assert (await running).failure is None
 
+    drive(test())
+
+
+def test_what_is_being_unpacked_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A version that takes over removes the bundles of old ones when the next one is complete."""
+    seen: list[str] = []
+    writing, may_write = threading.Event(), threading.Event()
+    switching, may_switch, switched = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    def write(*arguments: Any) -> None:
+        writing.set()
+        may_write.wait(TIMEOUT_S)
+        unpack(*arguments)
+        seen.append("written")
+
+    async def test() -> None:
+        async with system(tmp_path) as made:
+            switch, remove = made.host.switch, made.deployed._remove_others
+
+            async def switch_later(*arguments: Any, **options: Any) -> None:
+                switching.set()
+                await may_switch.wait()
+                await switch(*arguments, **options)
+                switched.set()
+
+            def remove_seen(kept: set[str]) -> None:
+                seen.append("removed")
+                remove(kept)
+
+            monkeypatch.setattr(made.host, "switch", switch_later)
+            monkeypatch.setattr(made.deployed, "_remove_others", remove_seen)
+            await made.deploy(bundle(app=SAYS.format("one")))
+            await switching.wait()
+            monkeypatch.setattr(deployed, "_write", write)
+            next_one = asyncio.create_task(made.deploy(bundle(app=SAYS.format("two"))))
+            await asyncio.to_thread(writing.wait, TIMEOUT_S)
+            may_switch.set()
+            await switched.wait()
+            await asyncio.to_thread(seen.append, "waited")
+            may_write.set()
+            assert await next_one == 2
+            await made.deployed.until(2)
+        assert seen[:3] == ["waited", "written", "removed"]
+
+    unpack = deployed._write
     drive(test())

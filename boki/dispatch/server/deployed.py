@@ -222,8 +222,9 @@ class DeployedFunctions:
         self.number = version.number
         names = ", ".join(sorted(self._functions.functions)) or "no functions"
         _log.info("version %d of the functions runs: %s", version.number, names)
-        kept = {kept.bundle_hash for kept in self._versions.kept} | set(+self._checked)
-        await asyncio.to_thread(self._remove_others, kept)
+        async with self._unpacking:  # not while files are being written there
+            kept = {kept.bundle_hash for kept in self._versions.kept} | set(+self._checked)
+            await asyncio.to_thread(self._remove_others, kept)
         return True
 
     async def _folder_of(self, number: int) -> Path:
