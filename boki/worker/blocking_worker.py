@@ -258,6 +258,11 @@ class BlockingWorker:
             raise CorruptData(f"the engine answered request {request_id} with {type(answer).__name__}")
         return answer
 
+    def raise_positions(self, positions: Positions, seen: Positions) -> None:
+        """`merge_positions` for threads of a function: none may put back what another has raised meanwhile."""
+        with self._arrived:
+            merge_positions(positions, seen)
+
 
 @contextmanager
 def _later(work: Callable[[], None], delay_s: float | None) -> Iterator[Callable[[], None]]:
@@ -295,7 +300,7 @@ class _Calls:
         request_id = worker.next_id()
         frame = encode_frame(LogRequest(request_id, positions, int(timeout_s * 1_000_000), operation))
         reply = worker.ask(self._ticket, request_id, frame, LogReply)
-        merge_positions(positions, reply.positions)
+        worker.raise_positions(positions, reply.positions)
         if isinstance(reply.answer, Failure):
             raise reply.answer.error()
         return reply.answer
