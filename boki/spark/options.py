@@ -17,7 +17,7 @@ import msgspec
 from boki.api.http.exchange import check_url
 from boki.errors import InvalidArgument, TooLarge
 from boki.log.checks import check_book
-from boki.log.ids import MAX_SEQNUM, SYSTEM_BOOK_PREFIX, check_tag
+from boki.log.ids import MAX_SEQNUM, SYSTEM_BOOK_PREFIX, check_tag, is_system_tag
 from boki.log.limits import DEFAULT_LIMITS
 
 DEFAULT_GATEWAY: Final = "http://127.0.0.1:8080"
@@ -120,11 +120,19 @@ def read_options(given: Mapping[str, str], *, is_stream: bool) -> ReadOptions:
         raise InvalidArgument("start=latest is for streams: a batch read ends at what is there now", field="start")
     stop = _bound("stop", values["stop"]) if "stop" in values else None
     _check_order(start, stop)
+    books = _books(book)
+    tag = check_tag(values["tag"], DEFAULT_LIMITS.tag_bytes) if "tag" in values else None
+    if tag is not None and is_system_tag(tag) and books.prefix is not None:
+        raise InvalidArgument(
+            f"tag={tag} is a system tag, which trims of whole books keep: a book that has nothing else left is in no "
+            f"list, so that book={books} would leave it out. Name the books",
+            field="tag",
+        )
     return ReadOptions(
         gateway=_gateway(values.get("gateway", DEFAULT_GATEWAY)),
         token=_token(values.get("token", "")),
-        books=_books(book),
-        tag=check_tag(values["tag"], DEFAULT_LIMITS.tag_bytes) if "tag" in values else None,
+        books=books,
+        tag=tag,
         start=start,
         starts_now=start_text == "latest",
         stop=stop,

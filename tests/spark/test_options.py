@@ -61,6 +61,13 @@ def test_a_bad_option_is_named_with_what_it_may_be(given: dict[str, str], messag
     assert caught.value.details["field"] in {*READ_OPTIONS, "tags", "url"}
 
 
+def test_a_system_tag_is_read_of_books_that_are_named() -> None:
+    """What is left of a book after a trim of all else is in no list of books, and would be left out silently."""
+    assert read_options({"book": "orders.eu", "tag": "!audit"}, is_stream=False).tag == "!audit"
+    with pytest.raises(InvalidArgument, match=r"book=orders\.\* would leave it out. Name the books"):
+        read_options({"book": "orders.*", "tag": "!audit"}, is_stream=True)
+
+
 @pytest.mark.parametrize("name", ["tags", "Partition", "maxRecordsPerBatch", "writeId", "startingOffsets"])
 def test_an_unknown_option_of_a_read_is_refused_with_the_allowed_ones(name: str) -> None:
     """Also one that is for something else: for streams, or for writing."""
