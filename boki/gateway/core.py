@@ -244,6 +244,12 @@ class GatewayCore:
         """How much time the call has left, at least a microsecond."""
         return max(self._calls[token].deadline_us - now_us, 1)
 
+    def spare(self, token: str, now_us: int) -> None:
+        """Do not give up the call yet: its client reads the result, and its engine tells the end behind that."""
+        call = self._calls.get(token)
+        if call is not None:
+            call.deadline_us = max(call.deadline_us, now_us)
+
     def _choose(self, function: str, excluded: Container[NodeId]) -> _Engine | None:
         engines = [e for e in self._engines.values() if e.standing.takes_calls and e.node not in excluded]
         if not engines:

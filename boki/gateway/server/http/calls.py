@@ -301,7 +301,11 @@ class FunctionCalls:
             future.set_result(outcome)
 
     def _tick(self) -> None:
-        self.give_up(self._core.tick(self._clock()))
+        now_us = self._clock()
+        for token, incoming in self._incoming.items():
+            if incoming.is_being_read:
+                self._core.spare(token, now_us)
+        self.give_up(self._core.tick(now_us))
         self.lookup.look_again()
         self.start()
 

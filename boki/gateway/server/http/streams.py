@@ -47,6 +47,7 @@ class Incoming:
         self._chunks: deque[ResultChunk] = deque()
         self._changed = asyncio.Event()
         self._count = 0
+        self._is_writing = False
         ended.add_done_callback(lambda _: self._changed.set())
 
     def take(self, chunk: ResultChunk) -> None:
@@ -54,8 +55,14 @@ class Incoming:
         self._chunks.append(chunk)
         self._changed.set()
 
+    @property
+    def is_being_read(self) -> bool:
+        """Whether the client has yet to take something: until then an engine elsewhere holds back that all is well."""
+        return self._is_writing or bool(self._chunks)
+
     async def next(self) -> ResultChunk | None:
         """The next chunk, once there is one; None: the call has ended. The one before it is taken now."""
+        self._is_writing = False
         if self._count:
             self._tell()
         while not self._chunks:
@@ -69,6 +76,7 @@ class Incoming:
                 self._tell()
         chunk = self._chunks.popleft()
         self._count = chunk.number
+        self._is_writing = True
         return chunk
 
     def _tell(self) -> None:
