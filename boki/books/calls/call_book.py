@@ -125,12 +125,16 @@ class CallBook:
         return True
 
     async def _newest_checkpoint(self) -> Checkpoint | None:
-        """None if there is none, or trims took a part of it: then what is left of the book says as much."""
+        """None if there is none, or trims took a part of it, or records that it builds on: then what is left of the
+        book says as much, because unfinished calls are carried forward before a trim.
+        """
         tail = await self._book.check_tail(CHECKPOINT_TAG)
         if tail is None:
             return None
         checkpoint = CODEC.decode(tail.data)
         assert isinstance(checkpoint, Checkpoint), "the tag says what the record is"
+        if checkpoint.fold_from < (await self._book.read(limit=1)).first_seqnum:
+            return None
         waiting = list(checkpoint.waiting)
         for seqnum in checkpoint.parts:
             try:

@@ -16,7 +16,7 @@ from boki.errors import (
 from boki.log.chunk import Group, encode_chunk
 from boki.log.operations import Append
 from boki.protocol.calls import Call, Outcome, Payload
-from tests.books.calls.call_world import CallWorld, Gate, a_call, now_us, run
+from tests.books.calls.call_world import CallWorld, Gate, a_call, now_us, run, time_passes
 
 KEEP_S = 3600.0
 
@@ -111,6 +111,31 @@ def test_a_restart_reads_from_the_last_checkpoint_on() -> None:
         assert reads
         assert all(read.start >= checkpoint.fold_from for read in reads)  # type: ignore[union-attr]
         assert (await calls.state(a_call(99).id, wait_s=2 * KEEP_S)).state == "done"
+        await calls.stop()
+
+    run(scenario())
+
+
+def test_a_restart_does_without_a_checkpoint_that_builds_on_trimmed_records() -> None:
+    """The checkpoint of a stop stands behind records of other books, and a trim keeps it without what it builds on."""
+
+    async def scenario() -> None:
+        world = CallWorld()
+        calls = await world.start(keep_s=KEEP_S)
+        await calls.accept(a_call(1))
+        await calls.state(a_call(1).id, wait_s=1)
+        await calls.accept(a_call(2), delay_s=4 * KEEP_S)
+        world.log.answer(Append("other", encode_chunk("other", [Group([(b"", ())])])), now_us())
+        await time_passes(0.5 * KEEP_S)
+        await calls.stop()
+        await world.start(keep_s=KEEP_S)
+        await time_passes(0.7 * KEEP_S)
+        assert isinstance(world.entries()[0], Checkpoint)
+        await world.kill()
+        calls = await world.start({1_000: "halt_before"}, keep_s=KEEP_S)
+        assert calls.waiting_count == 1
+        assert (await calls.state(a_call(2).id, wait_s=5 * KEEP_S)).state == "done"
+        assert [call.id for call in world.ran] == [a_call(1).id, a_call(2).id]
         await calls.stop()
 
     run(scenario())

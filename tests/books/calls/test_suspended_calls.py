@@ -403,7 +403,8 @@ def test_a_checkpoint_of_many_sleepers_has_parts(is_torn: bool, monkeypatch: pyt
         calls = await world.start()
         assert calls._book.ledger.waiting.keys() == (set() if is_torn else before.keys())
         assert calls.suspended_count == (0 if is_torn else 10)
-        reads = [each for each in world.port.operations if isinstance(each, Read) and each.tag is None]
+        # a read of one record only tells whether trims have taken what the checkpoint builds on
+        reads = [each for each in world.port.operations if isinstance(each, Read) and not each.tag and each.limit > 1]
         assert reads[0].start == (0 if is_torn else checkpoint.fold_from)
         await calls.stop()
 
