@@ -113,7 +113,7 @@ class CallBook:
             entry = CODEC.decode(record.data)
             self.ledger.apply(record.seqnum, record.time, entry)
             self.unsaved_count = 0 if isinstance(entry, Checkpoint) else self.unsaved_count + 1
-            if isinstance(entry, Finished):
+            if isinstance(entry, Finished) and not self.ledger.has_later(entry.id):
                 self._tell_end(entry.id, (entry, record.time))
             if not self._is_recovering:
                 self._on_entry(entry)

@@ -387,6 +387,10 @@ class Ledger(Learner[CallEntry]):
         if seqnum >= self.fold_from:
             self._apply(entry, seqnum, record_time_us)
 
+    def has_later(self, invocation_id: str) -> bool:
+        """Whether records of the call are known beyond its end that was just folded: it has been run again."""
+        return invocation_id in self.waiting or invocation_id in self._over
+
     def lose(self, invocation_id: str) -> None:
         """The call's records are gone, so it can neither be run nor finished."""
         self._pop(invocation_id)
@@ -402,8 +406,8 @@ class Ledger(Learner[CallEntry]):
                 known = self.waiting.get(entry.id)
                 if known is None or known.seqnum < seqnum:  # else it has been run again since
                     self._pop(entry.id)
-                    if seqnum >= self.fold_from:
-                        self._over[entry.id] = seqnum
+                    if seqnum >= self.fold_from:  # perhaps the end of a later life is known already
+                        self._over[entry.id] = max(seqnum, self._over.get(entry.id, 0))
             case _:
                 assert_never(entry)
 

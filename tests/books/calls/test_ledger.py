@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from boki.books.calls.ledger import (
@@ -292,6 +292,7 @@ def test_a_checkpoint_and_what_follows_it_say_the_same_as_all_records(
 
 
 @given(st.lists(st.integers(0, 29), max_size=40), st.sets(st.integers(0, 40)))
+@example([0, 1, 0, 1], {3})
 def test_what_is_learnt_ahead_of_the_fold_changes_nothing_in_the_end(numbers: list[int], ahead: set[int]) -> None:
     """An engine knows its own records before it reads them; reading them brings nothing back."""
     entries = history(numbers)

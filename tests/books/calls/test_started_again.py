@@ -8,7 +8,11 @@ from contextlib import suppress
 import msgspec
 import pytest
 
+from boki.books.calls.call_book import CallBook
+from boki.books.calls.ledger import CODEC, Accepted, CallEntry, Finished
+from boki.books.calls.waiting import Owner
 from boki.errors import FunctionFailed
+from boki.log.record import Page, Record
 from boki.protocol.calls import Call, ChosenId, Outcome
 from boki.retry import Retry
 from tests.books.calls.call_world import CallWorld, Gate, a_call, echo, failing, run, time_passes
@@ -110,5 +114,31 @@ def test_a_retry_that_an_old_life_waited_for_does_not_run_the_new_one(*, is_retr
         assert (await calls.state(start(1).id)).state == "done"
         assert len(world.ran) == 2, "one body at a time"
         await calls.stop()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_who_waits_for_a_new_life_is_not_told_the_end_of_the_old_one(is_over: bool) -> None:
+    """The fold lags behind what this engine has appended, and comes to the end of the old life only now."""
+
+    async def scenario() -> None:
+        me = Owner("engine-1", 1)
+        book = CallBook(CallWorld().port, me)
+        known = Accepted(start(1), b"", owner=me)
+        ends = [Finished(start(1).id, "body", "book", failing(FunctionFailed(why)), 0, 0, 0, 1) for why in "ab"]
+        lives: list[CallEntry] = [known, ends[0], known, ends[1]]
+        for seqnum, entry in enumerate(lives[:3], 1):
+            book.ledger.learn(seqnum, 0, entry)
+        told = asyncio.create_task(book.end_of(start(1).id, 10))
+        await asyncio.sleep(0)
+        if is_over:
+            book.ledger.learn(4, 0, ends[1])
+        records = [Record(seqnum, (), CODEC.encode(entry), None, seqnum) for seqnum, entry in enumerate(lives, 1)]
+        await book.take(book._book, Page(records[:2], 3))
+        await asyncio.sleep(0)
+        assert not told.done()
+        await book.take(book._book, Page(records[2:], 5, is_end=True))
+        assert await told == (ends[1], 4)
 
     run(scenario())
