@@ -52,7 +52,7 @@ class Stamps:
         if waiter.book is None:
             positions = dict(self._index.applied)
         elif self._follower.chain:
-            log = self._follower.chain.current.log_of(waiter.book)
+            log = self._follower.view.log_of(waiter.book)  # a newer view may be known and not be followed yet
             position = self._index.applied.get(log)
             if position is not None:
                 positions[log] = position

@@ -276,6 +276,29 @@ def test_a_read_that_waits_for_a_position_crosses_the_term() -> None:
     assert [record.data for record in records_of(cluster.wait(later))] == [b"a", b"b"]
 
 
+def test_an_append_that_is_answered_while_its_term_ends_is_read_wherever_its_answer_leads() -> None:
+    """In the next term its book is in another log, and its engine knows that already."""
+    cluster = made()
+    book = next(book for book in BOOKS if cluster.views[-1].log_of(book) == 1)
+    other = next(book for book in BOOKS if cluster.views[-1].log_of(book) == 0)
+    cluster.loses = lambda _sender, to, message: to.startswith("engine") and isinstance(message, Metalog)
+    request = cluster.append("a", book=book)
+    cluster.append("b", book=other)
+    cluster.seal(log_count=1)
+    cluster.loses = lambda _sender, to, message: (
+        to == "engine-2" or (to == "engine-1" and isinstance(message, Metalog) and message.log == 0)
+    )
+    cluster.announce("sequencer-1", "sequencer-2", "sequencer-3", "engine-1")
+    cluster.wait(request)
+    assert cluster.engine.follower.term < cluster.views[-1].term
+    found = cluster.submit(Read(book), cluster.answers[request].positions, engine="engine-2")
+    cluster.tick(40)
+    assert found not in cluster.answers
+    cluster.loses = lambda *_: False
+    cluster.announce()
+    assert [record.data for record in records_of(cluster.wait(found))] == [b"a"]
+
+
 def test_trims_and_syncs_cross_the_end_of_a_term() -> None:
     """What was asked of a sealed term is asked again of the next: a trim once, a tail of the new sequencers."""
     cluster = made(engines=1)
