@@ -111,12 +111,13 @@ class Reads:
     # trying
 
     def start(self, read: PendingRead, now_us: int) -> Iterable[Unstamped]:
-        """Answer the read now, or keep it until it can be answered. `Overloaded` if too many are kept."""
+        """Answer the read now, or keep it until it can be answered. It ends as `Overloaded` if too many are kept."""
         if len(self._due) >= min(_MAX_WAITING, _SPARE_MOMENTS + 4 * len(self._by_token)):
             self._due = [entry for entry in self._due if not entry.read.is_done]
             heapq.heapify(self._due)
             if len(self._due) >= _MAX_WAITING:
-                raise Overloaded(f"{_MAX_WAITING} reads are waiting; the engine takes no more", retry_after_s=0.1)
+                text = f"{_MAX_WAITING} reads are waiting; the engine takes no more"
+                return [Ended(read.waiter, Overloaded(text, retry_after_s=0.1))]
         effects = self._try(read, now_us)
         if not read.is_done:
             self._by_token[read.waiter.token] = read

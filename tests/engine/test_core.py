@@ -197,6 +197,17 @@ def test_sync_and_fresh_see_all_that_was_acknowledged(cluster: Cluster) -> None:
         cluster.do(Sync("book"), timeout_s=1)
 
 
+def test_a_fresh_read_is_refused_when_too_many_reads_wait(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is known to be too much only when the sequencers have told the tail."""
+    monkeypatch.setattr("boki.engine.reads._MAX_WAITING", 4)
+    for _ in range(2):
+        cluster.submit(Read("book", wait_us=5 * SECOND))
+    for operation in (Read("book", fresh=True), Sync("book")):
+        request = cluster.submit(operation)
+        with pytest.raises(Overloaded):
+            cluster.answer(request)
+
+
 def test_a_long_poll_is_answered_by_the_append_or_by_nothing(cluster: Cluster) -> None:
     """A waiting read wakes with the record, and ends empty when its wait is over."""
     request = cluster.submit(Read("book", "tag", wait_us=SECOND))
