@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 
 from boki.engine.checkpoint.bootstrap import LOADING_KEY, Bootstrap
@@ -18,6 +19,7 @@ from boki.log.record import Expect
 from boki.protocol.effects import EngineNews, Send
 from boki.protocol.follower import COORDINATOR
 from boki.protocol.messages import (
+    BatchesFetched,
     CheckpointFetched,
     CheckpointStored,
     DropEntries,
@@ -25,6 +27,7 @@ from boki.protocol.messages import (
     FetchBatches,
     FetchCheckpoint,
     FetchView,
+    IndexBatch,
     InstallMembership,
     InstallView,
     Metalog,
@@ -377,6 +380,48 @@ def test_pages_that_are_lost_are_sent_again() -> None:
     save(cluster)
     for node in cluster.views[0].storage:
         assert kept_rows(cluster.disk(node)) == index_rows(cluster.disk("engine-1"))
+
+
+def mirroring() -> Cluster:
+    """A cluster in the middle of a first whole index, which is of many pages."""
+    cluster = made(config=msgspec.structs.replace(CONFIG, checkpoint_page_bytes=1_000))
+    for number in range(200):
+        cluster.append(f"{number}", tags=[f"a tag of some length {number}"], key=f"a key of some length {number}")
+    cluster.perform(NodeId("engine-1"), cluster.engine.checkpoint())
+    cluster.tick(5)
+    assert cluster.messages(StoreCheckpoint)
+    return cluster
+
+
+def is_mirrored_whole(cluster: Cluster) -> bool:
+    """Whether that index was sent once, and all storage nodes keep it."""
+    cluster.tick(100)
+    lineages = {message.lineage for message in cluster.messages(StoreCheckpoint)}
+    complete = {sender for sender, _, m in cluster.sent if isinstance(m, CheckpointStored) and m.is_complete}
+    return len(lineages) == 1 and complete == set(cluster.views[0].storage)
+
+
+def test_a_batch_that_comes_late_does_not_begin_a_mirror_anew() -> None:
+    """Another engine's cut was heard of before its batch: pages are sent on meanwhile."""
+    cluster = mirroring()
+    cluster.loses = lambda _sender, to, message: to == "engine-1" and isinstance(message, IndexBatch | BatchesFetched)
+    cluster.append("late", engine="engine-2")
+    cluster.tick()
+    assert not cluster.engine.is_ready
+    cluster.loses = lambda *_: False
+    assert is_mirrored_whole(cluster)
+    assert "late" in cluster.texts()
+
+
+def test_a_new_term_does_not_begin_a_mirror_anew() -> None:
+    """What was saved in the term before still covers what it says."""
+    cluster = mirroring()
+    cluster.loses = lambda _sender, to, message: to == "engine-1" and isinstance(message, Metalog)
+    cluster.change_term()
+    cluster.tick()
+    assert not cluster.engine.is_ready
+    cluster.loses = lambda *_: False
+    assert is_mirrored_whole(cluster)
 
 
 def test_without_other_engines_known_nothing_is_mirrored() -> None:

@@ -126,9 +126,9 @@ class Checkpoints:
             self._due_at = now_us + self._interval_us
             effects += self.begin()
         view = self._follower.chain.current
-        is_due = self._replicas.is_first_index(self._node) and self._is_settled()
-        effects += self._mirror.tick(view, self._replicas.keepers(view) if is_due else (), now_us)
-        if self._mirror.wants_base and self._saving is None:
+        keepers = self._replicas.keepers(view) if self._replicas.is_first_index(self._node) else ()
+        effects += self._mirror.tick(view, keepers, now_us)
+        if self._mirror.wants_base and self._saving is None and self._is_settled():  # else it is not worth its bytes
             if self._saved is None:
                 effects += self.begin()
             else:
