@@ -20,12 +20,13 @@ from boki.api.deadline import Caller
 from boki.api.logbook import LogSession
 from boki.api.port import LogPort
 from boki.books.retention_rules import BOOK, Rule, Rules
-from boki.errors import BokiError
+from boki.errors import BokiError, ConditionFailed
 from boki.host.clock import now_us
 from boki.libs.fold.follower import Follower, FromTheBeginning
 from boki.log.ids import SYSTEM_BOOK_PREFIX
 from boki.log.metalog import Positions, merge_positions
 from boki.log.operations import BookInfo, Books, ListBooks, SetRetention, TrimBook
+from boki.log.record import Expect, Record
 
 _log = logging.getLogger("boki.retention")
 
@@ -52,7 +53,7 @@ class Retention:
         self._interval_s = interval_s
         self._caller = Caller(is_runtime=True)
         self._book = LogSession(port, AppendGatherer(port), self._caller).logbook(BOOK)
-        self._source = FromTheBeginning(Rules, lambda record: msgspec.json.decode(record.data, type=Rule))
+        self._source = FromTheBeginning(Rules, _rule)
         self._follower = Follower(self._source, None)
         self._task: asyncio.Task[None] | None = None
 
@@ -84,10 +85,18 @@ class Retention:
         await self._book.append(msgspec.json.encode(rule), tags=[operation.book])
         await self._fold()
 
-    async def forget(self, book: str) -> None:
-        """The book was deleted: one of the same name begins without a rule."""
-        if book in await self._fold():
-            await self.set(SetRetention(book))
+    async def lift(self, book: str, positions: Positions) -> bool:
+        """Lift the rule of a book that is to be deleted: one of the same name begins without. Whether it had one.
+
+        A rule that is set at the same time is for the book that follows, and stays.
+        """
+        merge_positions(self._caller.positions, positions)
+        last = await self._book.check_tail(book, fresh=True)
+        if last is None or _rule(last).is_empty:
+            return False
+        with contextlib.suppress(ConditionFailed):
+            await self._book.append(msgspec.json.encode(Rule(book)), tags=[book], when=Expect(book, last.seqnum))
+        return True
 
     def describe(self, books: Books) -> Books:
         """The books with their rules."""
@@ -121,6 +130,10 @@ class Retention:
             floor = index.retention_floor(rule.book, older_than_us=older_than_us, keep_bytes=rule.size_bytes)
             if floor > index.floor(rule.book, None):
                 await self._port.request(TrimBook(rule.book, floor), {}, 30.0)
+
+
+def _rule(record: Record) -> Rule:
+    return msgspec.json.decode(record.data, type=Rule)
 
 
 async def list_books(port: LogPort, operation: ListBooks, positions: Positions, timeout_s: float) -> Books:

@@ -15,7 +15,7 @@ from boki.books.retention import Retention, list_books
 from boki.engine.core import EngineCore
 from boki.engine.relay import RelayCore
 from boki.engine.server.port import EnginePort, Finish
-from boki.errors import BokiError, InvalidArgument
+from boki.errors import BokiError, InvalidArgument, uncertain
 from boki.log.metalog import Positions, merge_positions, split_position
 from boki.log.operations import Answer, Append, Compare, Done, Failure, ListBooks, Operation, SetRetention, TrimBook
 
@@ -67,9 +67,13 @@ class LogService:
                 await retention.catch_up(positions)
                 return retention.describe(await list_books(self._port, operation, positions, timeout_s))
             case TrimBook(book, everything=True):
-                answer = await self._port.request(operation, positions, timeout_s)
-                await retention.forget(book)
-                return answer
+                # First the rule: it would trim the records of a book of the same name, if this engine died in between.
+                has_lifted = await retention.lift(book, positions)
+                merge_positions(positions, retention.positions)
+                try:
+                    return await self._port.request(operation, positions, timeout_s)
+                except BokiError as error:
+                    raise uncertain(error) if has_lifted else error from None
         return await self._port.request(operation, positions, timeout_s)
 
     def begin_request(self, operation: Operation, positions: Positions, timeout_s: float, told: Finish) -> bool:
