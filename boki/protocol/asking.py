@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from typing import Final
 
+import msgspec
+
 from boki.errors import BokiError, ConnectionLost, DeadlineExceeded, Overloaded, Unavailable
 from boki.log.chunk import Chunk
 from boki.log.ids import NodeId
@@ -54,7 +56,9 @@ class Question:
     first: NodeId | None = None
     """Asked of this engine first, if it is up."""
     wait_us: int = 0
-    """How long an engine may take before it begins to answer: a read may wait for records."""
+    """How long an engine may take before it begins to answer: a read may wait for records, at the next engine for what
+    is left of its wait.
+    """
     size_bytes: int = 0
 
     began_at_us: int = 0
@@ -250,7 +254,13 @@ class Asking:
         question.number, question.asked = self._numbers, node
         question.asked_at_us, question.lacking_since_us = now_us, 0
         asked[question.number] = question
-        return [Send(node, question.make(question.number, max(left_us, 1)))]
+        message = question.make(question.number, max(left_us, 1))
+        waited_us = now_us - question.began_at_us
+        if waited_us and isinstance(message, LogRequest) and isinstance(message.operation, Read):
+            question.wait_us = max(message.operation.wait_us - waited_us, 0)
+            read = msgspec.structs.replace(message.operation, wait_us=question.wait_us)
+            message = msgspec.structs.replace(message, operation=read)
+        return [Send(node, message)]
 
     def _lose_attempt(self, question: Question, why: str, now_us: int) -> list[Step]:
         node = question.asked

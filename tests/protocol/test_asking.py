@@ -10,9 +10,9 @@ import pytest
 
 from boki.errors import BokiError, ConnectionLost, DeadlineExceeded, DiskFull, Overloaded, Unavailable
 from boki.log.ids import NodeId
-from boki.log.operations import Failure
+from boki.log.operations import Failure, Read
 from boki.protocol.asking import Asking, Ended, Question, Step
-from boki.protocol.call_messages import AskStatus
+from boki.protocol.call_messages import AskStatus, LogRequest
 from boki.protocol.effects import Send
 
 A, B = NodeId("a"), NodeId("b")
@@ -101,6 +101,25 @@ def test_when_no_engine_takes_it_the_last_refusal_is_the_answer() -> None:
     nobody.ask(deadline_us=SECOND)
     nobody.passes(2 * SECOND)
     assert (type(nobody.error), nobody.error.outcome) == (Unavailable, "not_applied")
+
+
+def test_a_read_waits_at_the_next_engine_for_what_is_left() -> None:
+    """However many engines are lost, it is answered when its wait is over; silence counts from there."""
+    asking = Asker(A, B).asking
+    question = Question.of_operation(Read("book", wait_us=5 * SECOND), {}, 30 * SECOND, "poll")
+    asking.ask(question, SECOND)
+    waits = []
+    for now_us in (5_900_000, 6_500_000):
+        (step,) = asking.lose(question.asked or A, "it is gone", now_us)
+        assert isinstance(step, Send)
+        assert isinstance(step.message, LogRequest)
+        assert isinstance(step.message.operation, Read)
+        waits.append(step.message.operation.wait_us)
+        question.tried.clear()
+    assert waits == [100_000, 0]
+    assert asking.tick(7_500_000) == []
+    asking.tick(7_500_001)
+    assert question.tried
 
 
 @pytest.mark.parametrize("is_repeatable", [True, False])
