@@ -253,7 +253,7 @@ class LogBook:
         self._access.ask(log_calls.set_auxdata(self.name, seqnum, data, self._access.caller.limits))
 
     def sync(self) -> None:
-        """Whatever anybody had acknowledged before this call is seen by later reads of this context."""
+        """What anybody had acknowledged in this book before this call is seen by later reads of it in this context."""
         self._access.ask(Sync(self.name))
 
     def delete(self) -> None:

@@ -255,7 +255,7 @@ class LogBook:
         await self._access.ask(log_calls.set_auxdata(self.name, seqnum, data, self._access.caller.limits))
 
     async def sync(self) -> None:
-        """Whatever anybody had acknowledged before this call is seen by later reads of this context."""
+        """What anybody had acknowledged in this book before this call is seen by later reads of it in this context."""
         await self._access.ask(Sync(self.name))
 
     async def delete(self) -> None:
