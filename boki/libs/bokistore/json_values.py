@@ -20,6 +20,7 @@ MAX_VALUE_DEPTH: Final = 32
 MAX_OBJECT_DEPTH: Final = 64
 MAX_INT: Final = (1 << 63) - 1
 MIN_INT: Final = -(1 << 63)
+_JSON_TYPES: Final = frozenset({dict, list, str, int, float, bool, type(None)})
 _LONG_NUMBER: Final = re.compile(rb"[0-9]{19}")
 
 
@@ -142,6 +143,27 @@ def _text(text: str, place: str) -> str:
             f"{place} holds a lone surrogate, which is no text: {text!r:.60}", field=place.partition(".")[0]
         ) from None
     return str(text)
+
+
+def check_exact(value: object, place: str) -> None:
+    """`WrongType` if a JSON value would not come back as it is: it has a subclass of a JSON type, a tuple, or an array
+    or object that is in two places.
+    """
+    _check_exact(value, place, set())
+
+
+def _check_exact(value: object, place: str, seen: set[int]) -> None:
+    if type(value) not in _JSON_TYPES:
+        raise WrongType(f"{place} is of type {type(value).__name__}, which JSON does not give back", field=place)
+    if not isinstance(value, (dict, list)):
+        return
+    if id(value) in seen:
+        raise WrongType(f"{place} is in a second place, too, and JSON gives back two copies", field=place)
+    seen.add(id(value))
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+        if isinstance(value, dict):
+            _check_exact(key, f"the key {key!r:.60} of {place}", seen)
+        _check_exact(item, f"{place}.{key!s:.60}", seen)
 
 
 def size_of(value: Any) -> int:

@@ -22,8 +22,9 @@ A call of a mutator is a record, and every process that uses the object carries 
 result is what the order of the log says, without a conflict and without a condition. That holds as long as mutators are
 **deterministic**: no clock, no chance, no files, no other objects, no iteration over sets. `check_deterministic` tries.
 
-What a mutator raises is its result, and the object is as it was before. All state is in attributes that JSON can say,
-or in what `to_json` makes of it; with that the object is saved, so that others need not begin with the first call. A
+What a mutator raises is its result, and the object is as it was before. All state is in attributes that JSON gives
+back as they are, or in what `to_json` makes of it; with that the object is saved, so that others need not begin with
+the first call. A
 method that is changed would mean something else to calls that were made before: raise `version`, and no process of the
 old code takes part from the first call of the new one on.
 """
@@ -52,7 +53,7 @@ from boki import (
     WrongType,
 )
 from boki.extending import uncertain
-from boki.libs.bokistore.json_values import decode, encode, plain
+from boki.libs.bokistore.json_values import check_exact, decode, encode, plain
 from boki.libs.bokistore.refusals import WrongShape
 from boki.libs.fold import steps
 from boki.libs.fold.codec import RecordCodec
@@ -77,7 +78,9 @@ class ReplicatedObject:
     """Of the code: raise it when a method means something else than it did."""
 
     def to_json(self) -> Any:
-        """The whole state as a JSON value; without another one, all attributes."""
+        """The whole state as a JSON value; without another one, all attributes, which then must be dict, list, str,
+        int, float, bool or None themselves: a `Counter` or a tuple would come back as another type.
+        """
         return dict(vars(self))
 
     def from_json(self, state: Any) -> None:
@@ -188,8 +191,12 @@ class Machine:
             )
 
     def snapshot(self) -> bytes:
-        """The whole state."""
-        data = encode(plain(self.state.to_json(), "state"))
+        """The whole state. `WrongType` if a process that begins with it would have another one."""
+        state = self.state.to_json()
+        data = encode(plain(state, "state"))
+        base = ReplicatedObject
+        if self.kind.to_json is base.to_json and self.kind.from_json is base.from_json:
+            check_exact(state, "state")
         if len(data) > MAX_STATE_BYTES:
             raise TooLarge(
                 f"the state of replicated object {self.name!r} has {len(data):,} bytes as JSON, more than "
@@ -359,11 +366,17 @@ def check_kind(kind: type[T]) -> type[T]:
     return kind
 
 
-def replay(kind: type[ReplicatedObject], calls: Iterable[tuple[str, Sequence[Any]]]) -> tuple[bytes, list[Outcome]]:
-    """State and outcomes of these calls, as every process must come to them."""
+def replay(
+    kind: type[ReplicatedObject], calls: Iterable[tuple[str, Sequence[Any]]], *, is_saved: bool = False
+) -> tuple[bytes, list[Outcome]]:
+    """State and outcomes of these calls, as every process must come to them. `is_saved`: before each call the state is
+    saved, and another process begins with it.
+    """
     machine = Machine("replayed", kind)
     outcomes = []
     for number, (method, arguments) in enumerate(calls):
+        if is_saved:
+            machine.begin(Saved(0, machine.snapshot(), kind.version), 0)
         called = Called(method, encode([plain(list(arguments)), {}]), kind.version, b"%d" % number)
         outcomes.append(machine.apply(called))
     return machine.snapshot(), outcomes

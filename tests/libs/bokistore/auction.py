@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from random import random
 from typing import Any
 
@@ -81,6 +82,59 @@ class Hoard(ReplicatedObject):
     def count(self) -> int:
         """How many are kept."""
         return len(self.kept)
+
+
+class Words(ReplicatedObject):
+    """Its state is no JSON either, but looks like it: a `Counter` comes back as a dict."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+
+    @mutator
+    def add(self, word: str) -> int:
+        """How often it was added."""
+        self.counts[word] += 1
+        return self.counts[word]
+
+    @accessor
+    def total(self) -> int:
+        """How many were added."""
+        return self.counts.total()
+
+
+class Forgetful(Words):
+    """It says how it is saved, and not how it is loaded."""
+
+    def to_json(self) -> Any:
+        """A plain dict."""
+        return {"counts": dict(self.counts)}
+
+
+class Careful(Forgetful):
+    """It says both."""
+
+    def from_json(self, state: Any) -> None:
+        """A `Counter` again."""
+        self.counts = Counter(state["counts"])
+
+
+class Shared(ReplicatedObject):
+    """One list under two names, which come back as two lists."""
+
+    def __init__(self) -> None:
+        self.all: list[int] = []
+        self.last = self.all
+
+    @mutator
+    def add(self) -> int:
+        """The number of items."""
+        self.last.append(1)
+        return len(self.all)
+
+    @accessor
+    def total(self) -> int:
+        """The number of items."""
+        return len(self.all)
 
 
 class Named(ReplicatedObject):

@@ -9,12 +9,22 @@ import pytest
 
 import boki.testing
 from boki import InvalidArgument, VersionTooNew
-from boki.libs.bokistore import Store, WrongShape, check_deterministic, machines
+from boki.libs.bokistore import ReplicatedObject, Store, WrongShape, check_deterministic, machines
 from boki.libs.bokistore.blocking import Store as BlockingStore
 from boki.libs.bokistore.machines import SAVE_AFTER, Machine, Machines
 from boki.libs.fold.steps import Step, Steps
 from tests.libs.bokiqueue.running import asynchronous
-from tests.libs.bokistore.auction import Auction, Careless, Hoard, LaterAuction, Named
+from tests.libs.bokistore.auction import (
+    Auction,
+    Careful,
+    Careless,
+    Forgetful,
+    Hoard,
+    LaterAuction,
+    Named,
+    Shared,
+    Words,
+)
 from tests.libs.bokistore.interleaving import Process, logbook
 
 
@@ -152,6 +162,21 @@ async def test_a_state_that_cannot_be_saved_takes_no_result_from_a_call() -> Non
         assert await hoard.ask(Hoard.count) == SAVE_AFTER + 10
 
 
+@pytest.mark.parametrize(("kind", "first", "next_one", "result"), [(Words, ["a"], ["b"], 1), (Shared, [], [], 6)])
+def test_a_state_that_would_come_back_as_another_one_is_not_saved(
+    kind: type[ReplicatedObject], first: list[str], next_one: list[str], result: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that has loaded it would come to other results than one that has replayed the calls."""
+    monkeypatch.setattr(machines, "SAVE_AFTER", 3)
+    process, machine = Process(logbook()), Machine("w", kind)
+    for number in range(5):
+        process.run(machines.call(machine, "add", first, {}, b"%d" % number))
+        process.run(machines.save(machine))
+    late = Machine("w", kind)
+    assert process.run(machines.call(late, "add", next_one, {}, b"x")) == result
+    assert process.run(machines.ask(late, "total", [], {})) == process.run(machines.ask(machine, "total", [], {}))
+
+
 def test_plain_functions() -> None:
     """The same, without `await`."""
     with boki.testing.blocking_context() as ctx:
@@ -165,5 +190,10 @@ def test_determinism_is_checked_in_processes_of_their_own() -> None:
     check_deterministic(Auction, [("bid", ["ada", 1]), ("bid", ["bob", -1]), ("bid", ["bob", 3])])
     with pytest.raises(AssertionError, match="Careless is not deterministic"):
         check_deterministic(Careless, [("note", ["a", "b", "c", "d", "e"])])
+    check_deterministic(Careful, [("add", ["a"]), ("add", ["a"])])
+    with pytest.raises(AssertionError, match=r"Forgetful is not deterministic: .* the state saved before each call"):
+        check_deterministic(Forgetful, [("add", ["a"]), ("add", ["b"])])
+    with pytest.raises(InvalidArgument, match=r"state\.counts is of type Counter, which JSON does not give back"):
+        check_deterministic(Words, [("add", ["a"])])
     with pytest.raises(AssertionError, match="not deterministic"):
         check_deterministic(Careless, [("draw", [])])
