@@ -141,11 +141,14 @@ class Machine:
         """Below this, trims have taken the calls away, and `state` has what was in them."""
         self.applied = 0
         self.saved = 0
+        self.has_older_calls = False
+        """Whether calls of older code were carried out by this one, to which they may mean something else."""
         self.awaited: dict[bytes, Outcome | None] = {}
 
     def restart(self) -> None:
         """Begin with nothing: the book was deleted, or nothing was ever called."""
         self.state, self.last, self.known_to, self.saved, self.applied = self.kind(), 0, 0, 0, 0
+        self.has_older_calls = False
 
     def begin(self, saved: Saved, seqnum: int) -> None:
         """Begin with a state that was saved."""
@@ -153,6 +156,7 @@ class Machine:
         self.state = self.kind()
         self.state.from_json(decode(saved.state))
         self.last, self.known_to, self.saved, self.applied = saved.last, saved.last + 1, seqnum, 0
+        self.has_older_calls = False
 
     def take(self, page: Page) -> None:
         """Carry out the calls of a page that began at or below `known_to`."""
@@ -170,6 +174,7 @@ class Machine:
     def apply(self, called: Called) -> Outcome:
         """Carry out one call; `VersionTooNew` if it is of newer code than this."""
         self._check(called.version)
+        self.has_older_calls = self.has_older_calls or called.version < self.kind.version
         method = method_of(self.kind, called.method, "mutator")
         if method is None:
             return Outcome(error=f"{self.kind.__name__} has no mutator {called.method!r:.60}")
@@ -251,7 +256,8 @@ def catch_up(machine: Machine) -> Steps[None]:
         if machine.known_to < start:  # another caller has begun again meanwhile: calls below this page are missing
             continue
         floor = page.first_seqnum
-        if floor > machine.floor and (floor > start or 0 < machine.last < floor):
+        # what older code has saved may differ from what its calls mean here: all processes take what was saved
+        if floor > machine.floor and (floor > start or 0 < machine.last < floor or machine.has_older_calls):
             yield from _begin_again(machine, floor)
             continue
         machine.take(page)

@@ -90,6 +90,21 @@ async def test_calls_of_newer_code_stop_the_older() -> None:
             await old.ask(Auction.winner)
 
 
+def test_processes_of_new_code_agree_on_the_calls_of_older_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has carried them out itself takes what older code has saved, as one that begins later does."""
+    monkeypatch.setattr(machines, "SAVE_AFTER", 4)
+    process, new = Process(logbook()), Machine("a", LaterAuction)
+    old, another = Machine("a", Auction), Machine("a", Auction)
+    for number in range(4):
+        process.run(machines.call(old, "bid", ("ada", number), {}, b"%d" % number))
+    process.run(machines.call(another, "bid", ("bob", 5), {}, b"bob"))
+    process.run(machines.ask(new, "all_bids", (), {}))
+    process.run(machines.save(old))  # without the last bid
+    bids = process.run(machines.ask(new, "all_bids", (), {}))
+    assert bids == [["ada", 0], ["ada", 1], ["ada", 2], ["ada", 3], ["bob", 50]]
+    assert process.run(machines.ask(Machine("a", LaterAuction), "all_bids", (), {})) == bids
+
+
 @asynchronous
 async def test_what_cannot_be_called() -> None:
     """A mutator is not asked, an accessor not called, and anything else neither; arguments are JSON."""
