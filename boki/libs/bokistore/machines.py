@@ -47,15 +47,15 @@ from boki import (
     NewRecord,
     Page,
     Record,
-    TooLarge,
     Trimmed,
     VersionTooNew,
     WrongType,
 )
-from boki.extending import uncertain
 from boki.libs.bokistore.json_values import check_exact, decode, encode, plain
+from boki.libs.bokistore.reading import certain
 from boki.libs.bokistore.refusals import WrongShape
 from boki.libs.fold import steps
+from boki.libs.fold.arguments import check_size
 from boki.libs.fold.codec import RecordCodec
 from boki.libs.fold.steps import Append, ReadPage, Steps
 
@@ -202,14 +202,8 @@ class Machine:
         base = ReplicatedObject
         if self.kind.to_json is base.to_json and self.kind.from_json is base.from_json:
             check_exact(state, "state")
-        if len(data) > MAX_STATE_BYTES:
-            raise TooLarge(
-                f"the state of replicated object {self.name!r} has {len(data):,} bytes as JSON, more than "
-                f"{MAX_STATE_BYTES:,}: it cannot be saved",
-                field="state",
-                limit=MAX_STATE_BYTES,
-            )
-        return data
+        thing = f"the state of replicated object {self.name!r} as JSON"
+        return check_size(data, "state", MAX_STATE_BYTES, thing, "it cannot be saved")
 
 
 class Machines:
@@ -293,17 +287,13 @@ def call(
     if method_of(machine.kind, method, "mutator") is None:
         raise InvalidArgument(f"{machine.kind.__name__} has no mutator {method!r:.60}", field="method")
     arguments = encode([plain(list(by_position), "arguments"), plain(dict(by_name), "arguments")])
-    if len(arguments) > MAX_ARGUMENT_BYTES:
-        raise TooLarge(f"arguments may have {MAX_ARGUMENT_BYTES:,} bytes as JSON", field="arguments")
+    check_size(arguments, "arguments", MAX_ARGUMENT_BYTES, "arguments as JSON", "put what is large into an object")
     yield from open_saved(machine)
     called = Called(method, arguments, machine.kind.version, nonce)
     machine.awaited[nonce] = None
     try:
         yield from steps.append([NewRecord(codec.encode(called), (CALLS + machine.name,))])
-        try:
-            yield from catch_up(machine)
-        except BokiError as error:  # it stands in the log, whatever a read of it says
-            raise uncertain(error) from error
+        yield from certain(catch_up(machine))  # it stands in the log, whatever a read of it says
         outcome = machine.awaited[nonce]
     finally:
         del machine.awaited[nonce]
