@@ -217,6 +217,9 @@ def test_transactions() -> None:
                 assert (done["reads"], done["results"]) == ([10, None], [7, 3])
             await refusal(http, "POST", "/transactions", 409, "wrong_state", json=move)
             assert await ask(http, "GET", "/b") == {"n": 3}
+            await ask(http, "PUT", "/o", json={"b": 1, "a": [{"d": 2, "c": 3}]})
+            keys_in_order = {"a": [{"c": 3, "d": 2}], "b": 1}
+            await ask(http, "POST", "/transactions", json={"tests": [{"object": "o", "value": keys_in_order}]})
             too_many = {"reads": [{"object": "a"}] * 1001}
             await refusal(http, "POST", "/transactions", 413, "too_large", json=too_many)
 

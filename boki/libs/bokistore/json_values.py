@@ -31,6 +31,7 @@ class Missing(msgspec.Struct, frozen=True):
 MISSING: Final = Missing()
 
 _encoder: Final = msgspec.json.Encoder()
+_in_order: Final = msgspec.json.Encoder(order="deterministic").encode
 _decoder: Final = msgspec.json.Decoder()
 _pack: Final = msgspec.msgpack.Encoder().encode
 _unpack: Final = msgspec.msgpack.Decoder().decode
@@ -67,12 +68,17 @@ def copy_of(value: Any) -> Any:
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """Whether two values are the same JSON: 1 is not 1.0, and not true."""
+    """Whether two values are spelled as the same JSON: 1 is not 1.0, and not true, and the order of keys counts."""
     if one is other:
         return True
     if one is MISSING or other is MISSING:
         return False
     return _encoder.encode(one) == _encoder.encode(other)
+
+
+def is_equal(one: Any, other: Any) -> bool:
+    """Whether two values are the same JSON but for the order of keys, of which JSON says nothing."""
+    return _in_order(one) == _in_order(other)
 
 
 def plain(value: object, field: str = "value") -> Any:

@@ -21,7 +21,7 @@ import msgspec
 from boki import InvalidArgument, WrongType
 from boki.libs.bokistore.accesses import Access, Direct, Looks
 from boki.libs.bokistore.far import FarViews
-from boki.libs.bokistore.json_values import MISSING, Missing, copy_of, encode, is_same, plain
+from boki.libs.bokistore.json_values import MISSING, Missing, copy_of, encode, is_equal, plain
 from boki.libs.bokistore.paths import LONE_SURROGATE, MAX_SEGMENT_CHARS, Path, Segments, parse_path
 from boki.libs.bokistore.queries import WHOLE, Count, FirstKeys, Question, Scan, ValueAt
 from boki.libs.bokistore.refusals import ConflictError, NoSuchObject, WrongShape
@@ -155,7 +155,7 @@ class MapRequests:
         yield from access.prefetch(list(dict.fromkeys(names)))
         for key, value in tests.items():
             found = yield from access.look(self._partition(shape, key), ValueAt((key,)))
-            if not is_same(None if found is MISSING else found, value):
+            if not is_equal(None if found is MISSING else found, value):
                 return False
         for update in new:
             yield from self._apply(access, shape, update)

@@ -175,6 +175,9 @@ async def test_test_and_set() -> None:
         assert await items.get_many(["a", "b", "c"]) == {"a": 2, "b": 2, "c": 3}
         winners = await asyncio.gather(*(items.test_and_set_many({"lock": None}, {"lock": n}) for n in range(6)))
         assert sum(winners) == 1
+        await items.set("o", {"a": 1, "b": [{"c": 2, "d": 3}]})
+        assert not await items.test_and_set_many({"o": {"b": [{"d": 3, "c": 2.0}], "a": 1}}, {"o": 1})
+        assert await items.test_and_set_many({"o": {"b": [{"d": 3, "c": 2}], "a": 1}}, {"o": 1})
 
 
 @asynchronous

@@ -33,7 +33,7 @@ from boki.libs.bokistore.face.changes import (
 from boki.libs.bokistore.face.patches import patched
 from boki.libs.bokistore.face.shapes import ItemShape, VersionShape, version_shape
 from boki.libs.bokistore.face.views import answer
-from boki.libs.bokistore.json_values import is_same
+from boki.libs.bokistore.json_values import is_equal
 from boki.libs.bokistore.maps import MAX_PAGE
 from boki.libs.bokistore.queries import Question
 from boki.libs.bokistore.refusals import NoSuchObject, WrongVersion
@@ -116,7 +116,7 @@ async def _transact(
         await txn.prefetch(*names)
         found = [await txn.object(one.object).get(one.path) for one in reads]
         for test in tests:
-            if not is_same(await txn.object(test.object).get(test.path), test.value):
+            if not is_equal(await txn.object(test.object).get(test.path), test.value):
                 raise WrongState(
                     f"a test does not hold: {test.path or 'the whole'} of object {test.object!r} is another value, "
                     "so nothing was changed",
