@@ -23,7 +23,7 @@ from boki.libs.bokistore.accesses import Access, Direct, Looks
 from boki.libs.bokistore.far import FarViews
 from boki.libs.bokistore.json_values import MISSING, Missing, copy_of, encode, is_equal, plain
 from boki.libs.bokistore.paths import LONE_SURROGATE, MAX_SEGMENT_CHARS, Path, Segments, parse_path
-from boki.libs.bokistore.queries import WHOLE, Count, FirstKeys, Question, Scan, ValueAt
+from boki.libs.bokistore.queries import WHOLE, Count, FirstKeys, IsEmpty, Question, Scan, ValueAt
 from boki.libs.bokistore.refusals import ConflictError, NoSuchObject, WrongShape
 from boki.libs.bokistore.requests import check_number, data_of
 from boki.libs.bokistore.transactions import Transaction
@@ -180,7 +180,10 @@ class MapRequests:
             if old == new:
                 continue
             if old is not None:
-                yield from access.change(self._index(shape, field, old), Delete((old, key)))
+                index = self._index(shape, field, old)
+                yield from access.change(index, Delete((old, key)))
+                if (yield from access.look(index, IsEmpty((old,)))):  # else each value ever indexed would take room
+                    yield from access.change(index, Delete((old,)))
             if new is not None:
                 yield from access.change(self._index(shape, field, new), Set((new, key), b"true"))
         return result
@@ -199,8 +202,8 @@ class MapRequests:
         while True:
             txn = self._begin()
             txn.only_reads = only_reads
-            result = yield from work(txn)
             try:
+                result = yield from work(txn)
                 yield from txn.commit()
             except ConflictError:
                 tries += 1

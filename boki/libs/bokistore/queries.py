@@ -139,7 +139,15 @@ class Count(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
         return len(value) if isinstance(value, dict) else 0
 
 
-Question = ValueAt | IsThere | LengthAt | KeysAt | ItemsAt | NumberAt | Scan | FirstKeys | Count
+class IsEmpty(_Question, frozen=True, tag=10):
+    """Whether an object without keys is at the path."""
+
+    def __call__(self, value: Any) -> bool:
+        """The answer."""
+        return look_up(value, self.path) == {}
+
+
+Question = ValueAt | IsThere | LengthAt | KeysAt | ItemsAt | NumberAt | Scan | FirstKeys | Count | IsEmpty
 WHOLE = ValueAt()
 """The whole object."""
 

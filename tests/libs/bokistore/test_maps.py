@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -13,8 +14,17 @@ from hypothesis import strategies as st
 import boki.testing
 from boki import InvalidArgument, TooLarge, WrongType
 from boki.libs.bokistore import ConflictError, Map, Store
+from boki.libs.bokistore.accesses import Direct
+from boki.libs.bokistore.maps import MAX_PARTITIONS, MapRequests, Shape
 from boki.libs.bokistore.memory import Memory
+from boki.libs.bokistore.queries import WHOLE, Question
+from boki.libs.bokistore.records import UNKNOWN_AUTHOR
+from boki.libs.bokistore.refusals import conflict
+from boki.libs.bokistore.transactions import Transaction
+from boki.libs.fold import steps
+from boki.libs.fold.steps import Steps
 from tests.libs.bokiqueue.running import asynchronous
+from tests.libs.bokistore.interleaving import Process, logbook
 
 
 def users(store: Any) -> Map:
@@ -101,6 +111,73 @@ async def test_an_index_finds_what_has_the_value() -> None:
         await people.set_many({"x": {"city": "Paris"}, "y": {"city": 1}})
         assert [key for key, _ in await people.where("city", "Paris")] == ["ada", "x"]
         assert await people.where("city", True) == []
+
+
+def raw(ctx: boki.testing.Context, name: str) -> Steps[Any]:
+    """A partition as an object."""
+    reader = ctx.logbook.session.shared(Memory).reader(ctx.logbook.name)
+    return Direct(reader, UNKNOWN_AUTHOR, lambda: b"").look(name, WHOLE)
+
+
+@asynchronous
+async def test_an_index_keeps_no_value_that_no_item_has() -> None:
+    """Otherwise it would grow with each value that an item ever had, until the map refuses all writes."""
+    async with boki.testing.context() as ctx:
+        items = Store(ctx).map("m", partitions=1, indexes=["n"])
+        for number in range(4):
+            await items.set("a", {"n": number})
+        await items.set("b", {"n": 3})
+        assert await steps.run(raw(ctx, "m/i0/0"), ctx.logbook) == {"3": {"a": True, "b": True}}
+        await items.delete("b")
+        assert await steps.run(raw(ctx, "m/i0/0"), ctx.logbook) == {"3": {"a": True}}
+        await items.delete("a")
+        assert await steps.run(raw(ctx, "m/i0/0"), ctx.logbook) == {}
+
+
+@asynchronous
+async def test_items_with_the_same_value_leave_it_without_a_conflict() -> None:
+    """Unless one of them is the last one that has it."""
+    async with boki.testing.context() as ctx:
+        store = Store(ctx)
+        people = users(store)
+        await people.set_many({key: {"city": "Rome"} for key in "abcd"})
+        async with store.transaction() as txn:
+            await users(txn).set("a", {"city": "Oslo"})
+            await people.set("b", {"city": "Bern"})
+        with pytest.raises(ConflictError):
+            async with store.transaction() as txn:
+                await users(txn).set("c", {"city": "Oslo"})
+                await people.delete("d")
+        await people.set("c", {"city": "Oslo"})
+        assert await people.where("city", "Rome") == []
+        assert [key for key, _ in await people.where("city", "Oslo")] == ["a", "c"]
+
+
+@asynchronous
+async def test_a_map_of_the_most_partitions_is_looked_through() -> None:
+    """They are more than the objects of a transaction that writes."""
+    async with boki.testing.context() as ctx:
+        items = Store(ctx).map("m", partitions=MAX_PARTITIONS, indexes=["city"])
+        await items.set("a", {"city": "Rome"})
+        assert await items.scan() == await items.where("city", "Rome") == [("a", {"city": "Rome"})]
+        assert await items.length() == 1
+
+
+class Overtaken(Transaction):
+    """A transaction whose snapshot is trimmed while it reads."""
+
+    def look_all(self, questions: Sequence[tuple[str, Question]]) -> Steps[list[Any]]:
+        raise conflict([name for name, _ in questions], "book")
+
+
+def test_a_scan_whose_snapshot_is_trimmed_begins_again() -> None:
+    """The caller has no other snapshot to try."""
+    process = Process(logbook())
+    direct = process.direct
+    begun = iter([process.begin(), Overtaken(process.reader, b"n", UNKNOWN_AUTHOR), process.begin()])
+    items = MapRequests(direct, lambda: next(begun), "m", Shape(2), {}, direct)
+    process.run(items.set("a", "", 1))
+    assert process.run(items.scan("", "", None, None, 10)) == [("a", 1)]
 
 
 @given(st.integers(0, 1 << 30))
