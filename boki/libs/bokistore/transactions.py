@@ -172,7 +172,7 @@ class Transaction:
         known = self._drafts.get(name)
         if known is not None:
             return known
-        if len(self._drafts) >= MAX_OBJECTS:
+        if len(self._drafts) >= MAX_OBJECTS and not self.only_reads:
             raise TooLarge(
                 f"a transaction may use at most {MAX_OBJECTS:,} objects: split it, or keep in one what belongs "
                 "together",
