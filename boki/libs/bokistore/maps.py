@@ -5,8 +5,8 @@ whose keys are those of the items; an index is partitioned by the value of its f
 it. So a map is read, changed, and looked through by the same queries and updates, within transactions and without, and
 all that holds for objects holds for it: a scan conflicts with a change that it would have met, and with no other.
 
-Names of partitions have a "/", which no other object's name has. How many there are and what is indexed is decided when
-the map is first written, and stays.
+Names of partitions have a "/", which no other object's name has. How many there are and what is indexed is decided by
+the transaction that first writes the map, and stays; until then it is empty, whatever the reader takes it for.
 """
 
 from __future__ import annotations
@@ -73,41 +73,49 @@ class MapRequests:
 
     # the shape
 
-    def shape(self) -> Steps[Shape]:
-        """How the map was made; it is made now if it was not."""
+    def _found(self) -> Steps[Shape | None]:
+        """How the map was made; None: it was not."""
         known = self._known.get(self.name)
         if known is None:
-            known = yield from self._made()
-            self._known[self.name] = known
-        if known != self._wished:
+            value = yield from self._direct.look(f"{self.name}/", WHOLE)
+            if value is MISSING:
+                return None
+            known = self._known[self.name] = msgspec.convert(value, Shape)
+        return self._checked(known)
+
+    def _checked(self, made: Shape) -> Shape:
+        if made != self._wished:
             raise InvalidArgument(
-                f"map {self.name!r} was made with {known.partitions} partitions and indexes {list(known.indexes)}, "
+                f"map {self.name!r} was made with {made.partitions} partitions and indexes {list(made.indexes)}, "
                 f"which cannot change: use these, not {self._wished.partitions} and {list(self._wished.indexes)}",
                 field="partitions",
             )
-        return known
+        return made
 
-    def _made(self) -> Steps[Shape]:
-        found = yield from self._direct.look(f"{self.name}/", WHOLE)
-        if found is MISSING:
-            txn = self._begin()
-            found = yield from txn.look(f"{self.name}/", WHOLE)
-            if found is MISSING:
-                wished = msgspec.to_builtins(self._wished)
-                yield from txn.change(f"{self.name}/", Set((), encode(wished)))
-                try:
-                    yield from txn.commit()
-                except ConflictError:
-                    return (yield from self._made())
-                return self._wished
-        return msgspec.convert(found, Shape)
+    def _shape(self, access: Looks) -> Steps[Shape]:
+        """How to read it: a map that was not made is empty. In a transaction it is a conflict if it is made then."""
+        found = yield from self._found()
+        if found is None and access is not self._direct:
+            value = yield from access.look(f"{self.name}/", WHOLE)
+            found = None if value is MISSING else self._checked(msgspec.convert(value, Shape))
+        return found or self._wished
+
+    def _made(self, txn: Access) -> Steps[Shape]:
+        """How to write it: the transaction makes it, if it was not made."""
+        found = yield from self._found()
+        if found is None:
+            value = yield from txn.look(f"{self.name}/", WHOLE)
+            if value is not MISSING:
+                return self._checked(msgspec.convert(value, Shape))
+            yield from txn.change(f"{self.name}/", Set((), encode(msgspec.to_builtins(self._wished))))
+        return self._wished
 
     # single items
 
     def get(self, key: str, path: Path, default: Any) -> Steps[Any]:
         """A copy of an item, or of a part of it."""
         segments = _way_to(key, path)
-        shape = yield from self.shape()
+        shape = yield from self._shape(self._access)
         found = yield from self._access.look(self._partition(shape, key), ValueAt(segments))
         return default if found is MISSING else copy_of(found)
 
@@ -117,7 +125,7 @@ class MapRequests:
         return (yield from self._read(lambda access: self._get_many(access, wanted)))
 
     def _get_many(self, access: Looks, keys: Sequence[str]) -> Steps[dict[str, Any]]:
-        shape = yield from self.shape()
+        shape = yield from self._shape(access)
         asked = [(self._partition(shape, key), ValueAt((key,))) for key in keys]
         values = yield from access.look_all(asked)
         return {key: copy_of(value) for key, value in zip(keys, values, strict=True) if value is not MISSING}
@@ -150,23 +158,29 @@ class MapRequests:
         return (yield from self._together(lambda txn: self._test_and_set(txn, tests, new)))
 
     def _test_and_set(self, access: Access, tests: Mapping[str, Any], new: Sequence[Set]) -> Steps[bool]:
-        shape = yield from self.shape()
+        shape = yield from self._shape(access)
         names = [self._partition(shape, key) for key in (*tests, *(update.path[0] for update in new))]
         yield from access.prefetch(list(dict.fromkeys(names)))
         for key, value in tests.items():
             found = yield from access.look(self._partition(shape, key), ValueAt((key,)))
             if not is_equal(None if found is MISSING else found, value):
                 return False
+        if new:
+            yield from self._made(access)
         for update in new:
             yield from self._apply(access, shape, update)
         return True
 
     def _change(self, update: Update) -> Steps[Any]:
         """An update of one item, with its indexes."""
-        shape = yield from self.shape()
-        if not shape.indexes:
-            return (yield from self._access.change(self._partition(shape, update.path[0]), update))
-        return (yield from self._together(lambda txn: self._apply(txn, shape, update)))
+        shape = yield from self._found()
+        if shape is None or shape.indexes:
+            return (yield from self._together(lambda txn: self._make_and_apply(txn, update)))
+        return (yield from self._access.change(self._partition(shape, update.path[0]), update))
+
+    def _make_and_apply(self, txn: Access, update: Update) -> Steps[Any]:
+        shape = yield from self._made(txn)
+        return (yield from self._apply(txn, shape, update))
 
     def _apply(self, access: Access, shape: Shape, update: Update) -> Steps[Any]:
         """Within a transaction: the item, and what it is found by before and after."""
@@ -227,7 +241,7 @@ class MapRequests:
         return (yield from self._read(lambda access: self._scan(access, query, limit)))
 
     def _scan(self, access: Looks, query: Question, limit: int) -> Steps[list[Item]]:
-        shape = yield from self.shape()
+        shape = yield from self._shape(access)
         pages = yield from access.look_all([(name, query) for name in self._partitions(shape)])
         found = sorted(chain.from_iterable(pages), key=_key_of)
         return [(key, copy_of(value)) for key, value in found[:limit]]
@@ -237,7 +251,7 @@ class MapRequests:
         return (yield from self._read(self._length))
 
     def _length(self, access: Looks) -> Steps[int]:
-        shape = yield from self.shape()
+        shape = yield from self._shape(access)
         return sum((yield from access.look_all([(name, Count()) for name in self._partitions(shape)])))
 
     def where(self, field: str, value: Any, limit: int) -> Steps[list[Item]]:
@@ -251,7 +265,7 @@ class MapRequests:
         return (yield from self._read(lambda access: self._where(access, field, indexed, limit)))
 
     def _where(self, access: Looks, field: str, indexed: str, limit: int) -> Steps[list[Item]]:
-        shape = yield from self.shape()
+        shape = yield from self._shape(access)
         keys = yield from access.look(self._index(shape, field, indexed), FirstKeys(indexed, limit))
         items = yield from self._get_many(access, keys)
         return list(items.items())

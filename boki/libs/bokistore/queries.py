@@ -144,7 +144,8 @@ class IsEmpty(_Question, frozen=True, tag=10):
 
     def __call__(self, value: Any) -> bool:
         """The answer."""
-        return look_up(value, self.path) == {}
+        found = look_up(value, self.path)
+        return isinstance(found, dict) and not found
 
 
 Question = ValueAt | IsThere | LengthAt | KeysAt | ItemsAt | NumberAt | Scan | FirstKeys | Count | IsEmpty

@@ -76,6 +76,47 @@ async def test_a_map_is_what_it_was_made_as() -> None:
 
 
 @asynchronous
+async def test_what_only_reads_a_map_does_not_make_it() -> None:
+    """Nor does a transaction that raises, nor a test that fails: the first write decides how it is made."""
+    async with boki.testing.context() as ctx:
+        store = Store(ctx)
+        for access in (store, store.at(0)):
+            guessed = access.map("users", indexes=["age"])
+            assert (await guessed.get("a"), await guessed.get_many(["a"]), await guessed.length()) == (None, {}, 0)
+            assert await guessed.scan() == await guessed.where("age", 1) == []
+        assert not await store.map("users").test_and_set_many({"a": 1}, {"a": 2})
+        assert await store.map("users").test_and_set_many({"a": None}, {})
+        with pytest.raises(ZeroDivisionError):
+            async with store.transaction() as txn:
+                await txn.map("users").increment("a")
+                raise ZeroDivisionError
+        assert (await ctx.logbook.read()).records == []
+        people = users(store)
+        await people.set("ada", {"city": "London"})
+        assert await store.maps() == ["users"]
+        assert await people.where("city", "London") == [("ada", {"city": "London"})]
+        with pytest.raises(InvalidArgument, match="made with 4 partitions"):
+            await store.map("users").length()
+
+
+@asynchronous
+async def test_a_transaction_that_saw_no_map_conflicts_with_its_first_write() -> None:
+    """And of two first writes one decides how it is made."""
+    async with boki.testing.context() as ctx:
+        store = Store(ctx)
+        with pytest.raises(ConflictError):
+            async with store.transaction() as txn:
+                assert await txn.map("m").get("a") is None
+                await txn.object("out").set("", 1)
+                await store.map("m", partitions=4).set("b", 1)
+        made = await asyncio.gather(
+            *(store.map("n", partitions=number).set("a", number) for number in (2, 3)), return_exceptions=True
+        )
+        assert {type(one) for one in made} == {InvalidArgument, type(None)}
+        assert await (await store.open_map("n")).get("a") == 2 + made.index(None)
+
+
+@asynchronous
 async def test_pages_of_a_scan_are_stable() -> None:
     """Each begins after the last key of the one before, whatever came and went meanwhile."""
     async with boki.testing.context() as ctx:
