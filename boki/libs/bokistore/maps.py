@@ -24,6 +24,7 @@ from boki.libs.bokistore.far import FarViews
 from boki.libs.bokistore.json_values import MISSING, Missing, copy_of, encode, is_equal, plain
 from boki.libs.bokistore.paths import LONE_SURROGATE, MAX_SEGMENT_CHARS, Path, Segments, parse_path
 from boki.libs.bokistore.queries import WHOLE, Count, FirstKeys, IsEmpty, Question, Scan, ValueAt
+from boki.libs.bokistore.reading import certain
 from boki.libs.bokistore.refusals import ConflictError, NoSuchObject, WrongShape
 from boki.libs.bokistore.requests import check_number, data_of
 from boki.libs.bokistore.transactions import Transaction
@@ -68,7 +69,7 @@ class MapRequests:
         self._begin = begin
         self._wished = shape
         self._known = known
-        """The shapes of the book's maps, as they were read: they do not change."""
+        """The shapes of the book's maps, as they were read: they do not change, unless the book is deleted."""
         self._direct = direct
 
     # the shape
@@ -167,20 +168,30 @@ class MapRequests:
                 return False
         if new:
             yield from self._made(access)
-        for update in new:
-            yield from self._apply(access, shape, update)
+            for update in new:
+                yield from self._apply(access, shape, update)
+            yield from self._make_again(access)
         return True
 
     def _change(self, update: Update) -> Steps[Any]:
         """An update of one item, with its indexes."""
         shape = yield from self._found()
-        if shape is None or shape.indexes:
+        if shape is None or shape.indexes or self._access is not self._direct:
             return (yield from self._together(lambda txn: self._make_and_apply(txn, update)))
-        return (yield from self._access.change(self._partition(shape, update.path[0]), update))
+        result = yield from self._access.change(self._partition(shape, update.path[0]), update)
+        yield from certain(self._together(self._make_again))
+        return result
 
     def _make_and_apply(self, txn: Access, update: Update) -> Steps[Any]:
         shape = yield from self._made(txn)
-        return (yield from self._apply(txn, shape, update))
+        result = yield from self._apply(txn, shape, update)
+        yield from self._make_again(txn)
+        return result
+
+    def _make_again(self, txn: Access) -> Steps[None]:
+        """After a write, which has found out that the book was deleted: the map is gone, or others have made it."""
+        if self.name not in self._known:
+            yield from self._made(txn)
 
     def _apply(self, access: Access, shape: Shape, update: Update) -> Steps[Any]:
         """Within a transaction: the item, and what it is found by before and after."""

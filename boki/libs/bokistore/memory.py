@@ -25,7 +25,6 @@ class Memory:
 
     def __init__(self) -> None:
         self._readers: dict[str, Reader] = {}
-        self._shapes: dict[str, dict[str, Shape]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.draw: Callable[[int], bytes] = urandom
         """Draws that many random bytes."""
@@ -39,7 +38,7 @@ class Memory:
 
     def shapes(self, book: str) -> dict[str, Shape]:
         """How the maps of that book were made, as far as it is known."""
-        return self._shapes.setdefault(book, {})
+        return self.reader(book).shapes
 
     def new_nonce(self) -> bytes:
         """What tells one write from all others."""
@@ -49,8 +48,7 @@ class Memory:
         """Forget all views: whoever reads next begins with the log."""
         for reader in self._readers.values():
             reader.rows.clear()
-        for shapes in self._shapes.values():
-            shapes.clear()
+            reader.shapes.clear()
 
     def save_beside(self, reader: Reader, logbook: LogBook) -> None:
         """Save the objects that are due, in tasks that no call waits for and that outlast it."""

@@ -8,7 +8,7 @@ checkpoint, the book that this one is a fork of, or nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from boki import MAX_SEQNUM, BokiError, Page, Record, Trimmed
 from boki.extending import Compared, uncertain
@@ -47,6 +47,9 @@ class Reader:
         """After this many changes in a row by this process alone it takes an object for its own."""
         self.is_far = False
         """Whether a gateway is on the way to the log, whose views are nearer than the records (`far`)."""
+        self.shapes: dict[str, Any] = {}
+        """How the book's maps were made (`maps`). It counts until a row was overtaken: the book may have been deleted.
+        """
         self._other = other or (lambda name: Reader(Rows(), name))
 
     def is_listed(self, name: str) -> bool:
@@ -133,6 +136,7 @@ class Reader:
         while True:
             page = yield from steps.page(ReadPage(row_tag(name), start, stop, wait_s=wait_s, book=self.book))
             if row.is_overtaken(page, start):
+                self.shapes.clear()
                 self.rows.drop(name)
                 row = yield from self._open(name, page.first_seqnum)
                 start = row.known_to

@@ -23,6 +23,7 @@ from boki.libs.bokistore.refusals import conflict
 from boki.libs.bokistore.transactions import Transaction
 from boki.libs.fold import steps
 from boki.libs.fold.steps import Steps
+from boki.log.memory import MemoryLog
 from tests.libs.bokiqueue.running import asynchronous
 from tests.libs.bokistore.interleaving import Process, logbook
 
@@ -114,6 +115,44 @@ async def test_a_transaction_that_saw_no_map_conflicts_with_its_first_write() ->
         )
         assert {type(one) for one in made} == {InvalidArgument, type(None)}
         assert await (await store.open_map("n")).get("a") == 2 + made.index(None)
+
+
+@pytest.mark.parametrize("indexes", [(), ("n",)])
+@asynchronous
+async def test_a_map_is_made_again_after_its_book_was_deleted(indexes: tuple[str, ...]) -> None:
+    """By the first write: what a process remembers of its shape does not outlast the book."""
+    async with boki.testing.context() as ctx:
+        store = Store(ctx)
+        items = store.map("m", partitions=2, indexes=indexes)
+        for times in range(1, 7):
+            for number in range(times):
+                await items.set("a", {"n": number})
+            await ctx.logbook.delete()
+            await items.set("a", {"n": 0})
+            assert await store.maps() == ["m"]
+            assert await (await store.open_map("m")).scan() == [("a", {"n": 0})]
+
+
+def test_a_map_that_others_have_made_anew_is_not_written_as_it_was() -> None:
+    """They spread its items over other partitions, so neither would find what the other one has written."""
+    log = MemoryLog()
+    one, other = Process(logbook(log)), Process(logbook(log))
+
+    def items(process: Process, partitions: int) -> MapRequests:
+        direct = process.direct
+        return MapRequests(direct, process.begin, "m", Shape(partitions), process.reader.shapes, direct)
+
+    for _ in range(2):
+        one.run(items(one, 2).set("a", "", 1))
+    one.book.delete()
+    other.run(items(other, 8).set("a", "", 2))
+    with pytest.raises(InvalidArgument, match="made with 8 partitions") as raised:
+        one.run(items(one, 2).set("a", "", 3))
+    assert raised.value.outcome == "unknown"
+    with pytest.raises(InvalidArgument, match="made with 8 partitions") as raised:
+        one.run(items(one, 2).set("a", "", 3))
+    assert raised.value.outcome == "not_applied"
+    assert other.run(items(other, 8).get("a", "", None)) == 2
 
 
 @asynchronous
