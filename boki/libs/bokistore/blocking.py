@@ -386,7 +386,7 @@ class Store(_Objects):
             yield self.way.run(watch.begin())
             try:
                 for record in self.way.logbook.subscribe(row_tag(name), start=watch.start):
-                    version = watch.take(record)
+                    version = self.way.run(watch.take(record))
                     if version is not None:
                         yield version
             except Trimmed:

@@ -17,7 +17,8 @@ from boki.libs.bokistore.reading import Reader
 from boki.libs.bokistore.records import Write, checkpoints_tag, codec, row_tag
 from boki.libs.bokistore.updates import Update
 from boki.libs.bokistore.views import View, step
-from boki.libs.fold.steps import Get, ReadPage, Steps
+from boki.libs.fold import steps
+from boki.libs.fold.steps import Get, ReadPage, Steps, Sync
 
 HISTORY_PAGE: Final = 256
 
@@ -105,8 +106,9 @@ class History:
         versions = []
         for record in page.records:
             after, write, _ = step(self._view, self._name, record)
-            if write is not None and after.version == record.seqnum + write.more >= self._first:
-                versions.append(_version(record, write, after))
+            version = yield from _made(self._reader, self._name, record, write, after)
+            if version is not None and version.seqnum >= self._first:
+                versions.append(version)
             self._view = after
         self._start, self.is_end = page.next_start, page.is_end
         return versions
@@ -162,13 +164,34 @@ class Watch:
                 return _version(record, write, view)
         return Version(view.version, 0.0, *_shown(view))
 
-    def take(self, record: Record) -> Version | None:
-        """The version that the next record of the row makes; None: it changes nothing."""
+    def take(self, record: Record) -> Steps[Version | None]:
+        """The version that the next record of the row makes; None: it makes none."""
         self._view, write, _ = step(self._view, self._name, record)
         self.start = record.next_seqnum
-        if write is None or self._view.version != record.seqnum + write.more:
-            return None
-        return _version(record, write, self._view)
+        return (yield from _made(self._reader, self._name, record, write, self._view))
+
+
+def _made(reader: Reader, name: str, record: Record, write: Write | None, view: View) -> Steps[Version | None]:
+    """The version that this record has made with that view; None: it made none."""
+    if write is None or view.version != record.seqnum + write.more:
+        return None
+    if (yield from _continues(reader, name, record, write)):
+        return None
+    return _version(record, write, view)
+
+
+def _continues(reader: Reader, name: str, record: Record, write: Write) -> Steps[bool]:
+    """Whether a later record of the same transaction changes the object, too: then it never had the value between."""
+    if not write.more or not write.nonce:
+        return False
+    stop = record.seqnum + write.more + 1
+    read = ReadPage(row_tag(name), record.next_seqnum, stop, limit=1, book=reader.book)
+    page = yield from steps.page(read)
+    if not page.records and page.next_start < stop:  # it is not there yet where this caller reads
+        yield Sync(reader.book)
+        page = yield from steps.page(read)
+    found = codec.own(page.records[0].data) if page.records else None
+    return isinstance(found, Write) and found.nonce == write.nonce
 
 
 def _shown(view: View) -> tuple[Any, bool]:

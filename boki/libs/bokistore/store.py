@@ -384,7 +384,7 @@ class Store(_Objects):
             yield await self.way.run(watch.begin())
             try:
                 async for record in self.way.logbook.subscribe(row_tag(name), start=watch.start):
-                    version = watch.take(record)
+                    version = await self.way.run(watch.take(record))
                     if version is not None:
                         yield version
             except Trimmed:

@@ -59,6 +59,28 @@ async def test_a_watcher_of_nothing_waits_for_it() -> None:
 
 
 @asynchronous
+async def test_a_transaction_of_several_records_is_one_version() -> None:
+    """Of the value before its last record nobody may hear: it never was. Its other objects are not waited for."""
+    async with boki.testing.context() as ctx:
+        store = Store(ctx)
+        large = "x" * 600_000
+        async with aclosing(store.watch("a")) as versions:
+            await anext(versions)
+            async with store.transaction() as txn:
+                await txn.object("a").set("", large)
+                await txn.object("a").set("", large + "a")
+                await txn.object("b").set("", large)
+            assert len((await ctx.logbook.read()).records) == 3
+            seen = await anext(versions)
+            await store.object("a").set("", 1)
+            assert (await anext(versions)).value == 1
+        assert (seen.seqnum, seen.value) == (txn.seqnum, large + "a")
+        history = [version async for version in store.history("a")]
+        assert [version.seqnum for version in history] == [txn.seqnum, await store.object("a").version()]
+        assert history[0].value == large + "a"
+
+
+@asynchronous
 async def test_a_watcher_that_is_too_slow_goes_on_with_what_is_there() -> None:
     """What was trimmed before it was read is passed over."""
     async with boki.testing.context() as ctx:
