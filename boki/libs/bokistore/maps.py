@@ -179,7 +179,8 @@ class MapRequests:
         if shape is None or shape.indexes or self._access is not self._direct:
             return (yield from self._together(lambda txn: self._make_and_apply(txn, update)))
         result = yield from self._access.change(self._partition(shape, update.path[0]), update)
-        yield from certain(self._together(self._make_again))
+        if self.name not in self._known:  # the book was deleted, as the write has found out
+            yield from certain(self._together(self._made))
         return result
 
     def _make_and_apply(self, txn: Access, update: Update) -> Steps[Any]:
@@ -189,7 +190,7 @@ class MapRequests:
         return result
 
     def _make_again(self, txn: Access) -> Steps[None]:
-        """After a write, which has found out that the book was deleted: the map is gone, or others have made it."""
+        """After a write, which may have found out that the book was deleted: others may have made the map since then."""
         if self.name not in self._known:
             yield from self._made(txn)
 
