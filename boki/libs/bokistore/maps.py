@@ -190,7 +190,7 @@ class MapRequests:
         return result
 
     def _make_again(self, txn: Access) -> Steps[None]:
-        """After a write, which may have found out that the book was deleted: others may have made the map since then."""
+        """After a write, which may have found out that the book was deleted: others may have made the map since."""
         if self.name not in self._known:
             yield from self._made(txn)
 
