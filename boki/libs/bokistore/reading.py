@@ -283,6 +283,17 @@ class Reader:
             view = yield from self.rebuild(name, seqnum)
         return view
 
+    def views_of(self, names: Sequence[str], seqnum: int = -1) -> Steps[tuple[int, dict[str, View]]]:
+        """Objects as of that seqnum, or (-1) as of the end of the log where the first one is read; which that is."""
+        if seqnum < 0:
+            _, seen_to = yield from self.catch_up(names[0])
+            seqnum = max(0, seen_to - 1)
+        yield from self.prefetch(names, seqnum)
+        views: dict[str, View] = {}
+        for name in names:
+            views[name] = yield from self.view_at(name, seqnum)
+        return seqnum, views
+
     def view_at_time(self, name: str, time_us: int) -> Steps[View]:
         """The object as it was at that time of the log. `Trimmed`"""
         origin = yield from origin_of(self.book)

@@ -17,7 +17,8 @@ Tags of the store:
 
 A `Write` may change several objects: it stands under the tag of each. The writes of one transaction are one record, or
 several neighbours if they are too many for one; `more` says how many records of the transaction follow, and all of them
-count from the last one on. So no seqnum lies between two writes of one transaction.
+count from the last one on. So no seqnum lies between two writes of one transaction. A transaction under a key that
+changes no object, and commits records of the application, has an empty `Write` without tags before them.
 
 A transaction is appended on the condition that the rows of all objects that it has read or written still end with the
 records that it has seen. So the index of the log decides, in the order of the log, and what is aborted never appears in

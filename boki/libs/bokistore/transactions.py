@@ -340,7 +340,10 @@ class Transaction:
         updates = with_names(
             [(name, draft.updates) for name, draft in self._drafts.items() if draft.updates], is_listed
         )
-        return write_records(updates, self._nonce, signed(self.author), is_transaction=True)
+        author = signed(self.author)
+        if self._key is not None and self._extra and not updates:  # without it nothing tells whose use of the key it is
+            return [NewRecord(codec.encode(Write([], self._nonce, 0, author, is_transaction=True)))]
+        return write_records(updates, self._nonce, author, is_transaction=True)
 
     def conditions(self) -> list[Expect]:
         """What must hold where the commit is appended: nothing has come to the rows that were read or written."""
@@ -392,14 +395,14 @@ class Transaction:
 
     def rebase(self) -> Steps[None]:
         """Try everything that was done on the newest versions; `ConflictError`"""
-        snapshot, views = yield from self._newest()
+        snapshot, views = yield from self._reader.views_of(list(self._drafts))
         self._move(views)
         self.snapshot, self._is_guess = snapshot, False
 
     def _move_on(self) -> Steps[None]:
         """The same, if it can be done; otherwise the transaction stays where it is."""
         before = self.snapshot
-        snapshot, views = yield from self._newest()
+        snapshot, views = yield from self._reader.views_of(list(self._drafts))
         self._check_open()  # the drafts are what its commit decides by, and what its record is looked for from
         if self.snapshot != before or views.keys() != self._drafts.keys():
             return  # another task of the transaction was faster
@@ -408,17 +411,6 @@ class Transaction:
         except ConflictError:
             return
         self.snapshot, self._is_guess = snapshot, False
-
-    def _newest(self) -> Steps[tuple[int, dict[str, View]]]:
-        """The end of the log, and all objects of the transaction as of then."""
-        names = list(self._drafts)
-        _, seen_to = yield from self._reader.catch_up(names[0])
-        snapshot = max(0, seen_to - 1)
-        yield from self._reader.prefetch(names[1:], snapshot)
-        views = {}
-        for name in names:
-            views[name] = yield from self._reader.view_at(name, snapshot)
-        return snapshot, views
 
     def _move(self, views: Mapping[str, View]) -> None:
         """Continue with these versions; `ConflictError`, and nothing is changed, if something was seen otherwise."""
@@ -473,7 +465,7 @@ class Transaction:
     def _is_own(self, seqnum: int) -> Steps[bool]:
         record = yield from steps.get(seqnum)
         write = codec.own(record.data)
-        return not isinstance(write, Write) or write.nonce == self._nonce
+        return isinstance(write, Write) and write.nonce == self._nonce
 
     def _compare(self) -> Steps[int]:
         """The seqnum of the first commit under the key, if that was the same transaction. `KeyReused`"""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import boki.testing
-from boki import InvalidArgument, KeyReused, WrongState
+from boki import InvalidArgument, WrongState
 from boki.libs.bokistore import ConflictError, Store, Transaction, WrongShape
 from boki.libs.bokistore.records import row_tag
 from tests.libs.bokiqueue.running import asynchronous
@@ -198,65 +198,6 @@ async def test_transactional_functions_are_run_again() -> None:
         befores = await asyncio.gather(*(add(1, to="x") for _ in range(6)))
         assert sorted(befores) == list(range(6))
         assert await store.object("x").get("n") == 6
-
-
-@asynchronous
-async def test_a_transaction_under_a_key_is_committed_once() -> None:
-    """A repetition sees what the first has seen, and changes nothing; what writes something else is refused."""
-    async with boki.testing.context() as ctx:
-        store = Store(ctx)
-        await store.object("a").set("n", 10)
-
-        async def pay(amount: int, key: str) -> int:
-            async with store.transaction(key=key) as txn:
-                left: int = await txn.object("a").increment("n", -amount)
-                await txn.object("b").increment("n", amount)
-            return left
-
-        assert await pay(3, "one") == 7
-        await store.object("a").set("n", 100)
-        assert await pay(3, "one") == 7
-        assert (await store.object("a").get("n"), await store.object("b").get("n")) == (100, 3)
-        with pytest.raises(KeyReused, match="'one'"):
-            await pay(4, "one")
-        assert await pay(4, "two") == 96
-
-        async def work(txn: Transaction) -> Any:
-            return await txn.object("a").increment("n")
-
-        results = await asyncio.gather(*(store.run(work, key="three") for _ in range(5)))
-        assert set(results) == {97}
-        assert await store.object("a").get("n") == 97
-
-
-@asynchronous
-async def test_a_repetition_decides_as_the_first_did_whatever_has_become_of_it() -> None:
-    """Where the same work would be refused by now, or would write nothing: `run` looks before it says so."""
-    async with boki.testing.context() as ctx:
-        store = Store(ctx)
-        await store.object("a").set("n", 10)
-
-        async def withdraw_all(txn: Transaction) -> int:
-            amount: int = await txn.object("a").get("n")
-            if amount == 0:
-                raise ValueError("there is nothing")
-            await txn.object("a").set("n", 0)
-            return amount
-
-        async def claim(txn: Transaction) -> bool:
-            if await txn.object("prize").exists():
-                return False
-            await txn.object("prize").set("winner", 1)
-            return True
-
-        for _ in range(3):
-            assert await store.run(withdraw_all, key="w") == 10
-            assert await store.run(claim, key="c") is True
-        with pytest.raises(ValueError, match="nothing"):
-            await store.run(withdraw_all, key="other")
-        assert await store.run(claim, key="another") is False
-        records = (await ctx.logbook.read()).records
-        assert len(records) == 3
 
 
 @asynchronous

@@ -20,14 +20,7 @@ def answer(reader: Reader, wanted: Wanted) -> Steps[Views]:
     names = list(dict.fromkeys([*(name for name, _ in wanted.questions), *wanted.objects]))
     if not names or len(wanted.questions) + len(wanted.objects) > MAX_ASKED:
         raise InvalidArgument(f"ask 1 to {MAX_ASKED:,} questions or objects at once", field="questions")
-    seqnum = wanted.at
-    if seqnum < 0:
-        _, seen_to = yield from reader.catch_up(names[0])
-        seqnum = max(0, seen_to - 1)
-    yield from reader.prefetch(names, seqnum)
-    views: dict[str, View] = {}
-    for name in names:
-        views[name] = yield from reader.view_at(name, seqnum)
+    seqnum, views = yield from reader.views_of(names, wanted.at)
     answers = [answer_of(name, question, views[name].value) for name, question in wanted.questions]
     held = [_held(views[name]) for name in wanted.objects]
     size_bytes = sum(len(encode(value)) for value in answers if value is not MISSING)
