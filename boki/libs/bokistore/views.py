@@ -210,7 +210,7 @@ class Row:
 
     def learn(self, before: int, view: View) -> None:
         """Take in a write of this process that the log has accepted on condition that the row ended with `before`."""
-        if self.newest.last == before and self.known_to <= view.last + 1:
+        if self.newest.last == before < view.last and self.known_to <= view.last + 1:
             self._push(view)
             self.known_to = view.last + 1
             self.own_streak += 1

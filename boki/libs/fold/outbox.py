@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final
 
-from boki import ConditionFailed, Expect, LogBook, NewRecord, TooLarge, WrongState
+from boki import BokiError, ConditionFailed, Expect, LogBook, NewRecord, TooLarge, WrongState
 from boki.libs.fold.arguments import check_list
 from boki.libs.fold.retrying import PATIENT, until_decided
 from boki.retry import Backoff
@@ -92,8 +92,9 @@ class Outbox:
         """Append the group and tell the libraries; the seqnums, none if nothing was added.
 
         `key` names the group, so that a repetition within 24 hours (after a crash, of another process) appends nothing
-        and returns the first seqnums. With a key, lost answers are asked for again; without one, the first error is
-        raised, and its outcome says whether the group may have been appended.
+        and returns the first seqnums; a library whose records are not the ones that stand there is not told. With a
+        key, lost answers are asked for again; without one, the first error is raised, and its outcome says whether the
+        group may have been appended.
         """
         if not self.records:
             self.is_committed = True
@@ -103,8 +104,18 @@ class Outbox:
             seqnums = await append()
         else:
             seqnums = await until_decided(append, f"a group of book {self.logbook.name}", backoff)
+            self._told = [told for told in self._told if await self._stands(seqnums, told[0], told[1])]
         self.committed(seqnums)
         return seqnums
+
+    async def _stands(self, seqnums: Sequence[int], start: int, count: int) -> bool:
+        """Whether a library's records are the ones that were appended under the key, as far as that can be told."""
+        if not count or len(seqnums) != len(self.records):
+            return False
+        try:
+            return (await self.logbook.get(seqnums[start])).data == self.records[start].data
+        except BokiError:
+            return False
 
     def committed(self, seqnums: Sequence[int]) -> None:
         """Tell the libraries. For a library that appends the group itself, behind a record of its own, as a queue does

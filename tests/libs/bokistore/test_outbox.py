@@ -165,3 +165,17 @@ async def test_an_outbox_of_another_book_is_refused() -> None:
                 await txn.object("x").set("n", 1)
         await out.commit()
         assert await Store(ctx).objects() == await other.objects() == []
+
+
+@asynchronous
+async def test_a_repetition_of_a_group_does_not_count_twice_here() -> None:
+    """It has read what the first one has made, and writes that much again: the process knows what the log says."""
+    async with boki.testing.context() as ctx:
+        store = Store(ctx)
+        await store.object("x").set("", 10)
+        for _ in range(2):
+            out = Outbox(ctx.logbook)
+            async with store.transaction(outbox=out) as txn:
+                await txn.object("x").increment("", -3)
+            await out.commit(key="k")
+            assert await store.object("x").get() == 7

@@ -85,3 +85,16 @@ async def test_an_empty_outbox_appends_nothing() -> None:
     async with boki.testing.context() as ctx:
         assert await Outbox(ctx.logbook).commit(key="k") == []
         assert await ctx.logbook.check_tail() is None
+
+
+@asynchronous
+async def test_a_library_is_not_told_of_the_records_of_an_earlier_group() -> None:
+    """A repetition that came to other records, or to more of them: what stands under the key is not its own."""
+    async with boki.testing.context() as ctx:
+        told: list[Sequence[int]] = []
+        for data in ([b"1"], [b"1"], [b"2"], [b"1", b"2"]):
+            out = Outbox(ctx.logbook)
+            out.add([NewRecord(each, ["a"]) for each in data], on_commit=told.append)
+            first = await out.commit(key="once")
+            assert out.is_committed
+        assert told == [first, first]
