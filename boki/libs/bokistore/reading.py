@@ -181,17 +181,17 @@ class Reader:
     def _open(self, name: str, floor: int = 0) -> Steps[Row]:
         """A row to begin with. `floor`: the lowest seqnum of the row that trims have left."""
         if self.is_far:
-            [row] = yield from self._open_far([name])
+            [row] = yield from self._open_far([name], floor=floor)
             return row
         found: list[Record | None] = yield self._beginnings(name)
         return (yield from self._begin(name, found, floor))
 
-    def _open_far(self, names: Sequence[str], at: int = -1) -> Steps[list[Row]]:
+    def _open_far(self, names: Sequence[str], at: int = -1, floor: int = 0) -> Steps[list[Row]]:
         """Rows that begin with the gateway's views."""
         views = yield from far.ask(self.book, far.Wanted(objects=list(names), at=at))
-        known_to, awaited = views.seqnum + 1, self.rows.awaited
+        known_to, awaited = max(views.seqnum + 1, floor), self.rows.awaited
         held = zip(names, map(far.view_of, views.objects), strict=True)
-        return [self.rows.put(Row(name, view, known_to, awaited=awaited)) for name, view in held]
+        return [self.rows.put(Row(name, view, known_to, floor, awaited)) for name, view in held]
 
     def _beginnings(self, name: str) -> tuple[Tail, ...]:
         """Where the view to begin with may be found."""

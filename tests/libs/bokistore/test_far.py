@@ -151,3 +151,25 @@ def _set(value: Any) -> Any:
     from boki.libs.bokistore.updates import Set
 
     return Set((), encode(value))
+
+
+def test_a_fork_in_a_book_that_was_deleted_is_read(sent: Counter[str]) -> None:
+    """What it inherits lies in no record of its own, and is not taken for what was deleted, again and again."""
+
+    async def scenario() -> None:
+        async with serving() as (gateway, _, _), Client(gateway.url) as one, Client(gateway.url) as other:
+            store = Store(one.logbook("b"))
+            await store.object("a").set("n", 40)
+            await store.fork("trial")
+            await one.logbook("trial").delete()
+            await store.fork("trial")
+            fork = Store(other.logbook("trial"))
+            sent.clear()
+            async with asyncio.timeout(10):
+                for _ in range(2):
+                    async with fork.transaction() as txn:
+                        assert await txn.object("a").get("n") == 40
+                assert await fork.object("a").increment("n") == 41
+            assert sent.total() <= 10
+
+    run(scenario())
