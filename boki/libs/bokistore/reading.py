@@ -314,7 +314,7 @@ class Reader:
         while True:
             page = yield from steps.page(ReadPage(row_tag(name), start, _above(seqnum), book=self.book))
             if page.first_seqnum > start:
-                start = max(start, (yield from self._begin_after(name, page, view)))
+                start = max(start, (yield from self._begin_after(name, page, view, seqnum)))
             for record in page.records:
                 after, write, _ = step(view, name, record)
                 if write is None or record.seqnum + write.more <= seqnum:
@@ -323,10 +323,10 @@ class Reader:
             if page.is_end:
                 return view
 
-    def _begin_after(self, name: str, page: Page, view: View) -> Steps[int]:
-        """Where a row begins of which trims have taken away the beginning; `Trimmed` if that was needed."""
+    def _begin_after(self, name: str, page: Page, view: View, seqnum: int) -> Steps[int]:
+        """Where a row begins of which trims have taken away the beginning; `Trimmed` if that was needed as of then."""
         newest = yield from steps.tail(checkpoints_tag(name), max_seqnum=MAX_SEQNUM, book=self.book)
-        if newest is not None or view.last:
+        if newest is not None or view.last or seqnum + 1 < page.first_seqnum:
             raise Trimmed(
                 f"object {name!r} of book {self.book!r} was trimmed below seqnum {page.first_seqnum}: read or "
                 "fork it as of then or later, and keep more with a longer history",

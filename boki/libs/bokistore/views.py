@@ -170,7 +170,7 @@ class Row:
 
     def at(self, seqnum: int) -> View | None:
         """The object as of that seqnum; None if that cannot be told without the log."""
-        if seqnum >= self.known_to:
+        if not self._floor <= seqnum + 1 <= self.known_to:
             return None
         for view in reversed(self._views):
             if view.since <= seqnum:

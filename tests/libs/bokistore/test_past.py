@@ -10,9 +10,11 @@ import pytest
 
 import boki.testing
 from boki import MAX_SEQNUM, InvalidArgument, Page, Trimmed, WrongType
-from boki.libs.bokistore import KeyExpired, Store, Version, saving
+from boki.libs.bokistore import ConflictError, KeyExpired, Store, Version, saving
+from boki.libs.bokistore.json_values import MISSING
 from boki.libs.bokistore.memory import Memory
 from boki.libs.bokistore.past import History
+from boki.libs.bokistore.queries import WHOLE
 from boki.libs.bokistore.reading import SAVE_AFTER
 from boki.libs.bokistore.records import checkpoints_tag, row_tag
 from boki.libs.bokistore.requests import Requests
@@ -374,6 +376,41 @@ async def test_what_a_fork_needs_is_kept_until_it_is_released(at: int) -> None:
         for too_late in (late, deeper):
             with pytest.raises(Trimmed, match="object 'x' of book 'test' was trimmed"):
                 await too_late.object("x").get("n")
+
+
+def test_what_a_book_was_before_it_was_deleted_is_not_taken_for_nothing() -> None:
+    """Neither by a process that has never seen it: as of then it is trimmed, and from then on there is nothing."""
+    process, cold = Process(book := logbook()), Process(book)
+    values: dict[int, int] = {}
+    count_to(process, values, 40)
+    before = max(values)
+    reading = cold.begin()
+    assert cold.run(reading.look("y", WHOLE)) is MISSING
+    count_to(process, values, 41)
+    book.delete()
+    assert process.run(process.reader.view_at("x", before)).value == {"n": 40}
+    with pytest.raises(ConflictError):
+        cold.run(reading.look("x", WHOLE))
+    for _ in range(2):
+        with pytest.raises(Trimmed, match="longer history"):
+            cold.run(cold.reader.view_at("x", before - 1))
+        assert cold.run(cold.direct.look("x", WHOLE)) is MISSING
+    assert cold.run(Requests(cold.direct, "x", None).increment("n", 1, "k")) == 1
+    assert cold.run(Requests(Process(book).direct, "x", None).increment("n", 1, "k")) == 1
+
+
+@asynchronous
+async def test_a_fork_of_a_book_that_was_deleted_says_so() -> None:
+    """It does not begin again with nothing."""
+    async with boki.testing.context() as ctx:
+        store = Store(ctx)
+        await store.object("x").set("n", 40)
+        fork = await store.fork("copy")
+        await ctx.logbook.delete()
+        ctx.logbook.session.shared(Memory).forget()
+        for work in (fork.object("x").get("n"), fork.object("x").increment("n")):
+            with pytest.raises(Trimmed):
+                await work
 
 
 @pytest.mark.parametrize("saved", [0, 20])
