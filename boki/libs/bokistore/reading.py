@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
+import msgspec
+
 from boki import MAX_SEQNUM, BokiError, Page, Record, Trimmed
 from boki.extending import Compared, uncertain
 from boki.libs.bokistore import far
@@ -134,8 +136,13 @@ class Reader:
                 return row, compared
             start = row.known_to
         while True:
-            page = yield from steps.page(ReadPage(row_tag(name), start, stop, wait_s=wait_s, book=self.book))
-            if row.is_overtaken(page, start):
+            read = ReadPage(row_tag(name), start, stop, wait_s=wait_s, book=self.book)
+            origins = None
+            if row.is_blank:
+                [page], origins = yield from self._with_origins([read])
+            else:
+                page = yield from steps.page(read)
+            if row.is_overtaken(page, start) or row.is_inherited(origins):
                 self.shapes.clear()
                 self.rows.drop(name)
                 row = yield from self._open(name, page.first_seqnum)
@@ -149,6 +156,13 @@ class Reader:
             start = page.next_start
             if page.is_end:
                 return row, start
+
+    def _with_origins(self, reads: Sequence[ReadPage]) -> Steps[tuple[list[Page], Page]]:
+        """Pages of rows, of which one is blank, and of what the book is a fork of: it may have become one after a look
+        at it. The pages end where that is known.
+        """
+        *pages, origins = yield (*reads, ReadPage(ORIGIN, limit=1, book=self.book))
+        return [_below(origins.next_start, page) if origins.is_end else page for page in pages], origins
 
     def _may_compare(self, row: Row) -> bool:
         """Whether it is worth asking if there is news of the row before it is read. A row that was never written is
@@ -191,7 +205,7 @@ class Reader:
         views = yield from far.ask(self.book, far.Wanted(objects=list(names), at=at))
         known_to, awaited = max(views.seqnum + 1, floor), self.rows.awaited
         held = zip(names, map(far.view_of, views.objects), strict=True)
-        return [self.rows.put(Row(name, view, known_to, floor, awaited)) for name, view in held]
+        return [self.rows.put(Row(name, view, known_to, floor, awaited, 0, views.seqnum)) for name, view in held]
 
     def _beginnings(self, name: str) -> tuple[Tail, ...]:
         """Where the view to begin with may be found."""
@@ -208,8 +222,8 @@ class Reader:
         if base is None:
             base = View() if origin is None else (yield from self.inherited(name))
         known_to = max(base.last + 1 if base.last else 0, floor)
-        saved = 0 if checkpoint is None else checkpoint.seqnum
-        return self.rows.put(Row(name, base, known_to, floor, self.rows.awaited, saved))
+        saved, known = (0 if record is None else record.seqnum for record in (checkpoint, origin))
+        return self.rows.put(Row(name, base, known_to, floor, self.rows.awaited, saved, known))
 
     def prefetch(self, names: Sequence[str], seqnum: int) -> Steps[None]:
         """Read the rows of several objects up to that seqnum at once, as far as that goes without a look back."""
@@ -229,12 +243,15 @@ class Reader:
         if not rows:
             return
         starts = [row.known_to for row in rows]
-        pages: list[Page] = yield tuple(
+        reads = [
             ReadPage(row_tag(row.name), start, _above(seqnum), book=self.book)
             for row, start in zip(rows, starts, strict=True)
-        )
+        ]
+        pages, origins = yield from self._with_origins(reads)
         for row, start, page in zip(rows, starts, pages, strict=True):
-            if not row.is_overtaken(page, start):
+            if row.is_inherited(origins):
+                self.rows.drop(row.name)
+            elif not row.is_overtaken(page, start):
                 row.take(page)
                 if page.records:
                     self.measure(row)
@@ -333,6 +350,14 @@ class Reader:
                 next_seqnum=page.first_seqnum,
             )
         return page.first_seqnum  # the book was deleted: there is nothing before
+
+
+def _below(stop: int, page: Page) -> Page:
+    """As much of a page as lies below that seqnum."""
+    if page.next_start <= stop:
+        return page
+    records = [record for record in page.records if record.seqnum < stop]
+    return msgspec.structs.replace(page, records=records, next_start=stop)
 
 
 def _above(seqnum: int) -> int:

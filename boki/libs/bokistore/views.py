@@ -110,6 +110,7 @@ class Row:
     __slots__ = (
         "_awaited",
         "_floor",
+        "_origin",
         "_views",
         "is_being_saved",
         "is_quiet",
@@ -130,11 +131,14 @@ class Row:
         floor: int = 0,
         awaited: dict[bytes, Outcome | None] | None = None,
         saved: int = 0,
+        origin: int = 0,
     ) -> None:
         self.name = name
         self.known_to = known_to
         self._floor = floor
         """Below this, trims have taken the records away, and `base` has what was in them."""
+        self._origin = origin
+        """Up to this seqnum `base` knows whether the book is a fork."""
         self.replayed = 0
         """Records that were applied since `base`, or since the object was saved."""
         self.saved = saved
@@ -176,6 +180,16 @@ class Row:
             if view.since <= seqnum:
                 return view
         return None
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether nothing is known of the object: then it exists as soon as the book becomes a fork."""
+        return self.newest.last == 0 and self.newest.value is MISSING
+
+    def is_inherited(self, origins: Page | None) -> bool:
+        """Whether the book has become a fork since this began. `origins`: a page of what it is a fork of."""
+        is_new = origins is not None and any(origin.seqnum > self._origin for origin in origins.records)
+        return is_new and self.is_blank
 
     def is_overtaken(self, page: Page, start: int) -> bool:
         """Whether trims, or the deletion of the book, may have taken away what this does not know of."""

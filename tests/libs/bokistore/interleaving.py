@@ -159,6 +159,8 @@ class Scheduler:
 
 
 def _one(step: Step) -> Steps[Any]:
-    if isinstance(step, ReadPage):
-        step = msgspec.structs.replace(step, wait_s=0.0)
-    return (yield step)
+    at_once = tuple(
+        msgspec.structs.replace(each, wait_s=0.0) if isinstance(each, ReadPage) else each
+        for each in (step if isinstance(step, tuple) else (step,))
+    )
+    return (yield at_once if isinstance(step, tuple) else at_once[0])
