@@ -84,8 +84,8 @@ class Direct:
         """See `Access`."""
         if self._reader.is_far and self._reader.rows.find(name) is None:
             return (yield from FarViews(self._reader.book).look(name, query))
-        row, _ = yield from self._reader.catch_up(name)
-        return answer_of(name, query, row.newest.value)
+        view = yield from self._reader.now(name)
+        return answer_of(name, query, view.value)
 
     def look_all(self, questions: Sequence[tuple[str, Question]]) -> Steps[list[Any]]:
         """See `Access`. Each as it is when it is asked."""
@@ -93,8 +93,8 @@ class Direct:
 
     def version_of(self, name: str) -> Steps[int]:
         """See `Access`."""
-        row, _ = yield from self._reader.catch_up(name)
-        version = row.newest.version
+        view = yield from self._reader.now(name)
+        version = view.version
         return version
 
     def change(self, name: str, update: Update, key: str | None = None) -> Steps[Any]:

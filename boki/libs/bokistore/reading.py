@@ -74,6 +74,15 @@ class Reader:
             yield from self._leave_view(row)
         return row, seen_to
 
+    def now(self, name: str) -> Steps[View]:
+        """The newest view that this caller has seen all of: others of its process may have read on meanwhile, and where
+        it reads next that may not have come yet.
+        """
+        row, seen_to = yield from self.catch_up(name)
+        if row.newest.since < seen_to or not seen_to:
+            return row.newest
+        return (yield from self.view_at(name, seen_to - 1))
+
     def begin(self, name: str) -> Steps[Row]:
         """The row of an object, from wherever it begins; `Trimmed`: a fork needs what the other book no longer has."""
         row = self.rows.find(name)

@@ -13,6 +13,7 @@ from boki.libs.bokistore.queries import ValueAt
 from boki.libs.bokistore.records import ORIGIN, row_tag
 from boki.libs.bokistore.transactions import MAX_TOGETHER, Transaction
 from boki.libs.bokistore.updates import Increment, Set
+from boki.libs.bokistore.views import VIEWS_KEPT
 from boki.libs.fold.steps import Append, Compare, ReadPage, Step, Steps, run_blocking
 from tests.libs.bokistore.interleaving import Process, logbook
 
@@ -119,6 +120,41 @@ def test_an_object_that_was_never_written_is_read() -> None:
     for _ in range(3):
         _, asked = asked_by(process, process.direct.look("a", ValueAt(())))
     assert asked == [(ReadPage(row_tag("a"), ANY, book="book"), ReadPage(ORIGIN, limit=1, book="book"))]
+
+
+def test_a_read_tells_nothing_that_its_caller_has_not_seen() -> None:
+    """Another caller of the process has read on while the answer was on its way: where the first one reads next, as a
+    child of it does on another engine, that may not have come yet.
+    """
+    process = Process(logbook())
+    process.run(process.direct.change("a", Set((), b'{"n": 1}')))
+    version = process.run(process.direct.version_of("a"))
+    for number in (1, VIEWS_KEPT + 1):
+        value, same = process.direct.look("a", ValueAt(NUMBER)), process.direct.version_of("a")
+        answers = [run_blocking(_alone(next(asked)), process.book) for asked in (value, same)]
+        for _ in range(number):
+            process.run(process.direct.change("a", Increment(NUMBER, 1)))
+        assert process.run(_continued(value, answers[0])) == 1
+        assert process.run(_continued(same, answers[1])) == version
+        process.run(process.direct.change("a", Set((), b'{"n": 1}')))
+        version = process.run(process.direct.version_of("a"))
+
+
+def _continued(asked: Steps[Any], answer: Any) -> Steps[Any]:
+    """The rest of what has been asked, after this answer."""
+    try:
+        step = asked.send(answer)
+    except StopIteration as end:
+        return end.value
+    while True:
+        try:
+            step = asked.send((yield step))
+        except StopIteration as end:
+            return end.value
+
+
+def _alone(step: Step) -> Steps[Any]:
+    return (yield step)
 
 
 def test_where_nothing_can_be_told_it_is_read() -> None:
