@@ -57,6 +57,7 @@ from boki.libs.bokistore.refusals import WrongShape
 from boki.libs.fold import steps
 from boki.libs.fold.arguments import check_size
 from boki.libs.fold.codec import RecordCodec
+from boki.libs.fold.recent import Recent
 from boki.libs.fold.steps import Append, ReadPage, Steps
 
 _log: Final = logging.getLogger("boki.libs.bokistore")
@@ -64,6 +65,8 @@ _log: Final = logging.getLogger("boki.libs.bokistore")
 CALLS: Final = "!or:"
 SAVED: Final = "!oq:"
 SAVE_AFTER: Final = 256
+MACHINES_KEPT: Final = 1_024
+"""Maximum number of replicated objects that a process remembers though no call uses them."""
 MAX_STATE_BYTES: Final = 1_000_000
 MAX_ARGUMENT_BYTES: Final = 500_000
 
@@ -210,15 +213,14 @@ class Machines:
     """The machines of a connection to the log. Made by `session.shared(Machines)`."""
 
     def __init__(self) -> None:
-        self._machines: dict[tuple[str, str, type[ReplicatedObject]], Machine] = {}
+        self._machines: Recent[tuple[str, str, type[ReplicatedObject]], Machine] = Recent(MACHINES_KEPT)
+
+    def __len__(self) -> int:
+        return len(self._machines)
 
     def find(self, book: str, name: str, kind: type[ReplicatedObject]) -> Machine:
         """The machine of that object."""
-        key = (book, name, kind)
-        found = self._machines.get(key)
-        if found is None:
-            found = self._machines[key] = Machine(name, kind)
-        return found
+        return self._machines.find((book, name, kind), lambda: Machine(name, kind))
 
     def forget(self) -> None:
         """Forget all states: whoever asks next begins with the log."""

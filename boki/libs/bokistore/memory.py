@@ -10,13 +10,15 @@ from os import urandom
 from typing import Final
 
 from boki import BokiError, LogBook, blocking
-from boki.libs.bokistore.maps import Shape
 from boki.libs.bokistore.reading import Reader
 from boki.libs.bokistore.saving import save
-from boki.libs.bokistore.views import Rows
+from boki.libs.bokistore.views import ROWS_BYTES, Rows
 from boki.libs.fold import steps
+from boki.libs.fold.recent import Recent
 
 NONCE_BYTES: Final = 12
+READERS_KEPT: Final = 128
+"""Maximum number of books of which a process remembers objects that no call uses."""
 _log: Final = logging.getLogger("boki.libs.bokistore")
 
 
@@ -24,21 +26,15 @@ class Memory:
     """The readers of all books of a connection. Made by `session.shared(Memory)`, so all calls of a worker share it."""
 
     def __init__(self) -> None:
-        self._readers: dict[str, Reader] = {}
+        self.readers: Recent[str, Reader] = Recent(READERS_KEPT, size_of=_size_bytes, most_bytes=ROWS_BYTES)
+        """Of the books that were used last."""
         self._tasks: set[asyncio.Task[None]] = set()
         self.draw: Callable[[int], bytes] = urandom
         """Draws that many random bytes."""
 
     def reader(self, book: str) -> Reader:
         """The way to the objects of that book."""
-        found = self._readers.get(book)
-        if found is None:
-            found = self._readers[book] = Reader(Rows(), book, self.reader)
-        return found
-
-    def shapes(self, book: str) -> dict[str, Shape]:
-        """How the maps of that book were made, as far as it is known."""
-        return self.reader(book).shapes
+        return self.readers.find(book, lambda: Reader(Rows(), book, self.reader))
 
     def new_nonce(self) -> bytes:
         """What tells one write from all others."""
@@ -46,7 +42,7 @@ class Memory:
 
     def forget(self) -> None:
         """Forget all views: whoever reads next begins with the log."""
-        for reader in self._readers.values():
+        for reader in self.readers:
             reader.rows.clear()
             reader.shapes.clear()
 
@@ -80,3 +76,7 @@ class BlockingMemory(Memory):
             reader.due.discard(name)
             with suppress(BokiError):
                 steps.run_blocking(save(reader, name), logbook)
+
+
+def _size_bytes(reader: Reader) -> int:
+    return reader.rows.size_bytes

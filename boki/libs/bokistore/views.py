@@ -169,8 +169,8 @@ class Row:
 
     @property
     def size_bytes(self) -> int:
-        """About how much memory it takes. Views share what has not changed between them."""
-        return _ROW_BYTES + 2 * self.newest.size_bytes
+        """About how much memory it takes, at most: views may share what has not changed between them."""
+        return _ROW_BYTES + self.newest.size_bytes + sum(view.size_bytes for view in self._views)
 
     def at(self, seqnum: int) -> View | None:
         """The object as of that seqnum; None if that cannot be told without the log."""
@@ -243,7 +243,8 @@ class Rows:
         self._rows: OrderedDict[str, Row] = OrderedDict()
         self._sizes: dict[str, int] = {}
         self._most_bytes = most_bytes
-        self._size_bytes = 0
+        self.size_bytes = 0
+        """About how much memory they take."""
         self.awaited: dict[bytes, Outcome | None] = {}
         """What has become of writes of this process, by nonce; None: that was not read yet."""
 
@@ -270,25 +271,25 @@ class Rows:
     def drop(self, name: str) -> None:
         """Forget an object."""
         self._rows.pop(name, None)
-        self._size_bytes -= self._sizes.pop(name, 0)
+        self.size_bytes -= self._sizes.pop(name, 0)
 
     def clear(self) -> None:
         """Forget all of them: a reader begins with the log."""
         self._rows.clear()
         self._sizes.clear()
-        self._size_bytes = 0
+        self.size_bytes = 0
 
     def measure(self, row: Row) -> None:
         """A row has changed: count its bytes again, and forget what was used longest ago if there are too many."""
         if self._rows.get(row.name) is not row:
             return
-        self._size_bytes += row.size_bytes - self._sizes.get(row.name, 0)
+        self.size_bytes += row.size_bytes - self._sizes.get(row.name, 0)
         self._sizes[row.name] = row.size_bytes
         for name in self._oldest():
             self.drop(name)
 
     def _oldest(self) -> Sequence[str]:
-        left, oldest = self._size_bytes, list[str]()
+        left, oldest = self.size_bytes, list[str]()
         for name in self._rows:
             if left <= self._most_bytes or len(oldest) == len(self._rows) - 1:
                 break

@@ -23,7 +23,7 @@ class Way:
         self._memory: Memory = logbook.session.shared(Memory)
         self.reader: Reader = self._memory.reader(logbook.name)
         self.reader.is_far = logbook.session.has_gateway
-        self.shapes: dict[str, Shape] = self._memory.shapes(logbook.name)
+        self.shapes: dict[str, Shape] = self.reader.shapes
         self.new_nonce: Callable[[], bytes] = self._memory.new_nonce
 
     async def run(self, work: Steps[R]) -> R:

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from boki import NewRecord, Page, Record, VersionTooNew
 from boki.libs.bokistore.json_values import MISSING, encode
+from boki.libs.bokistore.machines import MACHINES_KEPT, Machines, ReplicatedObject
+from boki.libs.bokistore.memory import READERS_KEPT, Memory
 from boki.libs.bokistore.records import UNKNOWN_AUTHOR, Checkpoint, Write, codec, row_tag, write_records
 from boki.libs.bokistore.refusals import WrongShape
 from boki.libs.bokistore.updates import Append, Increment, Set, Update
@@ -122,6 +124,25 @@ def test_what_a_process_has_written_itself_is_learned_once() -> None:
     assert (row.newest.value, row.newest.last, row.known_to) == (2, 9, 12)
     row.learn(3, View(7, 1, 15, 15, 15))
     assert row.newest.value == 2
+
+
+def test_all_views_of_a_row_are_counted() -> None:
+    """They share nothing where each has another value."""
+    row, data = Row("x", View(), 0), b'"' + b"x" * 900_000 + b'"'
+    row.take(Page([write(seqnum, Set((), data)) for seqnum in range(1, 9)], 9, is_end=True))
+    assert row.size_bytes >= 8 * 900_000
+
+
+def test_a_process_remembers_a_bounded_number_of_books() -> None:
+    """Whoever names them; also of replicated objects. What a caller still uses stays the same."""
+    memory, machines = Memory(), Machines()
+    used = memory.reader("used")
+    for number in range(10_000):
+        memory.reader(f"book-{number}").rows.put(Row("x", View(), 0))
+        machines.find(f"book-{number}", "x", ReplicatedObject)
+    assert memory.reader("used") is used
+    assert len(memory.readers) == len(list(memory.readers)) == READERS_KEPT
+    assert len(machines) == MACHINES_KEPT
 
 
 def test_rows_are_forgotten_when_there_are_too_many_bytes() -> None:
