@@ -30,7 +30,7 @@ REPLACED = [
     ("AsyncGenerator, Awaitable, Callable, Iterable", "Callable, Iterable, Iterator"),
     ("AsyncGenerator[Version, None]", "Iterator[Version]"),
     ("Awaitable[R]", "R"),
-    ("steps.run(", "steps.run_blocking("),
+    ("steps.run(work, self.logbook)", "steps.run_blocking(work, self.logbook, lock=self._memory.lock)"),
     ("save_beside", "save_now"),
     ("memory import Memory", "memory import BlockingMemory"),
     ("from boki import LogBook\n", "from boki.blocking import LogBook\n"),

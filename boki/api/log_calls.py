@@ -304,7 +304,7 @@ class Cursor:
 def shared(kept: dict[Callable[[], Any], Any], make: Callable[[], T]) -> T:
     """What `make` returned when it was first asked for."""
     if make not in kept:
-        kept[make] = make()
+        kept.setdefault(make, make())  # another thread may be first
     found: T = kept[make]
     return found
 

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from os import urandom
+from threading import RLock
 from typing import Final
 
 from boki import BokiError, LogBook, blocking
@@ -70,12 +71,19 @@ class Memory:
 class BlockingMemory(Memory):
     """The same for plain functions, which save before they return."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = RLock()
+        """Held between two operations of a call, so that threads take turns where tasks do."""
+
     def save_now(self, reader: Reader, logbook: blocking.LogBook) -> None:
         """Save the objects that are due."""
-        for name in sorted(reader.due):
-            reader.due.discard(name)
+        with self.lock:
+            due = sorted(reader.due)
+            reader.due.clear()
+        for name in due:
             with suppress(BokiError):
-                steps.run_blocking(save(reader, name), logbook)
+                steps.run_blocking(save(reader, name), logbook, lock=self.lock)
 
 
 def _size_bytes(reader: Reader) -> int:

@@ -28,7 +28,7 @@ class Way:
 
     def run(self, work: Steps[R]) -> R:
         """Carry it out; then save what has grown, before it returns."""
-        result = steps.run_blocking(work, self.logbook)
+        result = steps.run_blocking(work, self.logbook, lock=self._memory.lock)
         if self.reader.due:
             self._memory.save_now(self.reader, self.logbook)
         return result

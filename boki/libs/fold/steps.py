@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from time import sleep
 from typing import Any, Final, TypeVar, assert_never
 
@@ -28,6 +29,7 @@ from boki import MAX_SEQNUM, BokiError, ConnectionLost, Expect, LogBook, NewReco
 from boki.retry import Backoff
 
 PAGE_RECORDS: Final = 1_000
+_NO_LOCK: Final = nullcontext()
 
 T = TypeVar("T")
 
@@ -174,24 +176,38 @@ def _asked(
             assert_never(operation)
 
 
-def drive(steps: Generator[Any, Any, T], carry_out: Callable[[Any], Any]) -> T:
-    """Carry the steps out by a function that blocks; what they come to."""
+def drive(
+    steps: Generator[Any, Any, T], carry_out: Callable[[Any], Any], lock: AbstractContextManager[object] = _NO_LOCK
+) -> T:
+    """Carry the steps out by a function that blocks; what they come to. `lock` is held while the body decides."""
     try:
-        step = next(steps)
+        with lock:
+            step = next(steps)
         while True:
             try:
                 answer = carry_out(step)
             except BokiError as error:
-                step = steps.throw(error)
+                with lock:
+                    step = steps.throw(error)
             else:
-                step = steps.send(answer)
+                with lock:
+                    step = steps.send(answer)
     except StopIteration as end:
         result: T = end.value
         return result
 
 
-def run_blocking(steps: Steps[T], logbook: blocking.LogBook, *, pause: Callable[[float], object] = sleep) -> T:
-    """Carry the steps out on the LogBook of a plain function; what they come to. `pause` waits, in seconds."""
+def run_blocking(
+    steps: Steps[T],
+    logbook: blocking.LogBook,
+    *,
+    pause: Callable[[float], object] = sleep,
+    lock: AbstractContextManager[object] = _NO_LOCK,
+) -> T:
+    """Carry the steps out on the LogBook of a plain function; what they come to. `pause` waits, in seconds.
+
+    `lock` is held while the body decides: for bodies of several threads that share what they remember.
+    """
 
     def carry_out(step: Step) -> Any:
         if isinstance(step, tuple):
@@ -201,7 +217,7 @@ def run_blocking(steps: Steps[T], logbook: blocking.LogBook, *, pause: Callable[
         book: Any = logbook if step.book in ("", logbook.name) else logbook.session.logbook(step.book)
         return _asked(step, book)  # its methods have the same names and arguments, and return the answer itself
 
-    return drive(steps, carry_out)
+    return drive(steps, carry_out, lock)
 
 
 # Operations with typed answers

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import inspect
+from threading import Thread
+from typing import Any
 
 import pytest
 
 import boki.testing
+from boki import Page
+from boki.blocking import LogBook
 from boki.libs.bokistore import ConflictError, WrongShape, blocking, store
 from boki.libs.bokistore.blocking import Store, Transaction
 from boki.libs.bokistore.memory import BlockingMemory
 from boki.libs.bokistore.reading import SAVE_AFTER
+from boki.libs.bokistore.views import Row
 from tests.unasync import FOLDER, TWINS, plain_half
 
 
@@ -64,3 +69,36 @@ def test_objects_are_saved() -> None:
         assert len(ctx.logbook.read("!oc:x").records) == 1
         ctx.logbook.session.shared(BlockingMemory).forget()
         assert Store(ctx).object("x").get("n") == SAVE_AFTER
+
+
+def test_threads_take_turns_between_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one decides, no other one changes what both remember; while one waits for the log, others may."""
+    free: dict[str, set[bool]] = {"deciding": set(), "waiting": set()}
+
+    def note(when: str, memory: BlockingMemory) -> None:
+        def look() -> None:
+            is_free = memory.lock.acquire(blocking=False)
+            free[when].add(is_free)
+            if is_free:
+                memory.lock.release()
+
+        other = Thread(target=look)
+        other.start()
+        other.join()
+
+    with boki.testing.blocking_context() as ctx:
+        memory, take, read = ctx.logbook.session.shared(BlockingMemory), Row.take, LogBook.read
+
+        def noted_take(row: Row, page: Page) -> None:
+            note("deciding", memory)
+            take(row, page)
+
+        def noted_read(book: LogBook, *args: Any, **kwargs: Any) -> Page:
+            note("waiting", memory)
+            return read(book, *args, **kwargs)
+
+        monkeypatch.setattr(Row, "take", noted_take)
+        monkeypatch.setattr(LogBook, "read", noted_read)
+        assert Store(ctx).object("x").increment("n") == 1
+        assert Store(ctx).object("x").get("n") == 1
+    assert free == {"deciding": {False}, "waiting": {True}}
