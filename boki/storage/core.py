@@ -188,7 +188,8 @@ class StorageCore:
             case StoreCheckpoint():
                 return self._keep(self.checkpoints.store(sender, message, self.applied, now_us))
             case FetchCheckpoint():
-                return (self.checkpoints.fetch(sender, message, now_us),)
+                # behind the writes of the checkpoint that it names, or a page would be of the one before
+                return (Store((), then=(self.checkpoints.fetch(sender, message, now_us),)),)
             case EntriesDropped():
                 if self.follower.has_lost(message):
                     self._takeover.need()

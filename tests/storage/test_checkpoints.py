@@ -184,6 +184,7 @@ def test_a_checkpoint_is_complete_only_when_the_node_knows_what_it_covers() -> N
     (keeping,) = [s for s in cluster.world.unsynced[NodeId(NODE)] if isinstance(s, Store) and s.writes]
     cluster.world.disk(NODE).write(keeping.writes)
     cluster.crash(NODE)
+    cluster.world.holds_syncs.clear()
     cluster.world.loses = lambda sender, _to, _message: sender == "sequencer-1"
     cluster.start(NODE)
     assert cluster.core(NODE).follower.position(0) >= make_position(1, 5)
@@ -248,6 +249,24 @@ def test_nothing_takes_a_checkpoint_away_while_it_is_being_fetched() -> None:
     assert store(cluster, page(7, 3, 0, {b"i/05": b"new"})).is_complete
     answer = ask(cluster, 7, 2, answer.rows[-1][0])
     assert (answer.lineage, answer.rows) == (0, ()), "begin again"
+
+
+def test_a_checkpoint_is_given_out_only_once_its_rows_are_on_the_disk() -> None:
+    """An engine that asks while the write waits would take a page of the checkpoint before, and then the new ones."""
+    cluster = Cluster()
+    store(cluster, page(7, 1, 0, {b"i/b": b"old", b"i/s": b"old"}))
+    cluster.world.holds_syncs.add(NodeId(NODE))
+    cluster.world.tell(NODE, page(7, 2, 0, {b"i/b": b"new", b"i/s": b"new"}), ENGINE)
+    cluster.world.run()
+    cluster.world.tell(NODE, FetchCheckpoint(1, 7, 2, b"", 1), "engine-9")
+    cluster.world.run()
+    assert not cluster.world.messages(CheckpointFetched)
+    cluster.world.holds_syncs.clear()
+    cluster.world.sync(NODE)
+    cluster.world.run()
+    (first,) = cluster.world.messages(CheckpointFetched)
+    assert first.rows == ((b"i/b", b"new"),)
+    assert ask(cluster, 7, 2, b"i/b").rows == ((b"i/s", b"new"),)
 
 
 def test_what_a_complete_checkpoint_covers_may_be_deleted_and_nothing_else() -> None:
