@@ -179,6 +179,25 @@ class World:
                 self.perform(node, core.tick(self.now_us))
             self.run()
 
+    def tick_with_late(self, kind: type[Any], delay: int, count: int) -> None:
+        """As `tick`, and messages of that type are on their way for `delay` ticks."""
+        late: deque[tuple[int, NodeId, NodeId, Any]] = deque()
+        turn = 0
+
+        def hold(sender: NodeId, to: NodeId, message: Any) -> bool:
+            if isinstance(message, kind):
+                late.append((turn + delay, sender, to, message))
+            return isinstance(message, kind)
+
+        self.loses = hold
+        for turn in range(count):  # noqa: B007 - `hold` reads it
+            self.tick()
+            while late and late[0][0] <= turn:
+                _, sender, to, message = late.popleft()
+                self.tell(to, message, sender)
+            self.run()
+        self.loses = lambda _sender, _to, _message: False
+
     def messages(self, kind: type[Any]) -> list[Any]:
         """All messages of a type that were ever sent."""
         return [message for _, _, message in self.sent if isinstance(message, kind)]

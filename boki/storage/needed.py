@@ -31,13 +31,12 @@ _MAX_WANTED: Final = 1_000
 
 @dataclass(slots=True)
 class _Wanted:
-    """A range that lacks records here, and the question that is under way."""
+    """A range that lacks records here, and when it was last asked for."""
 
     first_lid: int
     until_lid: int
     needed_at: int
     asked_at: int = -_TIMEOUT_US
-    request: int = 0
 
 
 class Needed:
@@ -82,7 +81,7 @@ class Needed:
                 del self._wanted[key]
             elif others and now_us - wanted.asked_at >= _TIMEOUT_US:
                 self._numbers += 1
-                wanted.asked_at, wanted.request = now_us, self._numbers
+                wanted.asked_at = now_us
                 fetch = FetchBatches(self._numbers, *key, first_lid, wanted.until_lid, _PAGE_BYTES)
                 effects.append(Send(others[self._numbers % len(others)], fetch))
         return effects
@@ -93,17 +92,18 @@ class Needed:
         return message.request > _NUMBERS_FROM
 
     def take(self, message: BatchesFetched) -> bool:
-        """A replica has answered. → whether this file had asked for that"""
+        """A replica has answered, perhaps later than it is asked again. → whether this file had asked for that"""
         key = (message.term, message.log, message.shard)
         wanted = self._wanted.get(key)
-        if wanted is None or message.request != wanted.request:
+        if wanted is None or not self.has_asked(message):
             return self.has_asked(message)
         shard = self._holdings.shards[key]
+        before = shard.spans.end_at(wanted.first_lid)
         for batch in () if shard.is_closed else message.batches:
             header = read_header(batch)
             if (header.term, header.log, header.shard) == key:
                 self._holdings.put(key, header.first_lid, header.until_lid, batch)
-        if message.batches:
+        if shard.spans.end_at(wanted.first_lid) > before:
             wanted.asked_at = -_TIMEOUT_US  # the next page at once
         if shard.spans.covers(wanted.first_lid, wanted.until_lid):
             del self._wanted[key]

@@ -433,3 +433,20 @@ def test_without_other_engines_known_nothing_is_mirrored() -> None:
     assert isinstance(cluster.cores[NodeId("engine-1")], EngineCore)
     assert not cluster.messages(StoreCheckpoint)
     assert not cluster.messages(FetchBatches)
+
+
+def test_pages_that_come_later_than_they_are_asked_for_again_are_loaded() -> None:
+    """The disk of a storage node may be slow for long: an answer to the same question is as good."""
+    cluster = made()
+    for number in range(5):
+        cluster.append(f"{number}")
+    save(cluster)
+    before = cluster.read()
+    wipe(cluster, "engine-2")
+    cluster.start_engine("engine-2")
+    cluster.tick_with_late(CheckpointFetched, 14, 100)
+    core = cluster.cores[NodeId("engine-2")]
+    assert isinstance(core, Bootstrap)
+    assert core.engine is not None
+    cluster.until_ready("engine-2")
+    assert cluster.read(engine="engine-2") == before

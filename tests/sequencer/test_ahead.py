@@ -13,6 +13,7 @@ from boki.log.metalog import Cut, OpenShard, decode_entry, encode_entry
 from boki.log.view import View
 from boki.protocol.messages import (
     AppendEntry,
+    BatchesFetched,
     Complete,
     Completed,
     EntriesStored,
@@ -195,13 +196,15 @@ def holds(world: World, storage: NodeId) -> int:
     return core.holdings.held_until((1, 0, SHARD), 0)
 
 
-def test_a_term_is_completed_behind_the_records() -> None:
-    """By the time a view is proposed a majority has the cut and the records."""
+@pytest.mark.parametrize("delay", [0, 3])
+def test_a_term_is_completed_behind_the_records(delay: int) -> None:
+    """By the time a view is proposed a majority has the cut and the records, also if they come after the question for
+    them was repeated.
+    """
     world = cluster()
     end = holder_alone(world)
-    world.loses = lambda *_: False
     change(world)
-    world.tick(20)
+    world.tick_with_late(BatchesFetched, delay, 20)
     assert world.proposed is not None
     assert world.proposed.previous_ends == (end,)
     assert length(world, THIRD) == end

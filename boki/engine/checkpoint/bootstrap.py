@@ -300,10 +300,14 @@ class Bootstrap:
         self._answers.clear()
         self._load = _Load(source, heard_at=now_us)
         text = f"an index up to {dict(source.positions)} is loaded from {source.node}"
-        return [Trace(logging.INFO, text), *self._ask_page(self._load, now_us)]
+        return [Trace(logging.INFO, text), *self._next_page(self._load, now_us)]
+
+    def _next_page(self, load: _Load, now_us: int) -> list[Effect]:
+        self._numbers += 1
+        return self._ask_page(load, now_us)
 
     def _ask_page(self, load: _Load, now_us: int) -> list[Effect]:
-        self._numbers += 1
+        """Ask for the page, under the same number as before: a late answer to it is as good."""
         load.asked_at = now_us
         source = load.source
         return [
@@ -367,7 +371,7 @@ class Bootstrap:
             self._load = None
             return self._begin(now_us)
         load.asked_key = message.after_key
-        return self._ask_page(load, now_us)
+        return self._next_page(load, now_us)
 
 
 def _rank(positions: Positions) -> tuple[Term, int]:
