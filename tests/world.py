@@ -190,7 +190,7 @@ class World:
             return isinstance(message, kind)
 
         self.loses = hold
-        for turn in range(count):  # noqa: B007 - `hold` reads it
+        for turn in range(count):
             self.tick()
             while late and late[0][0] <= turn:
                 _, sender, to, message = late.popleft()

@@ -19,7 +19,7 @@ Entries that everybody may drop (`EntriesDropped`) need no completion: whoever l
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import ClassVar, Final, assert_never
 
@@ -78,7 +78,8 @@ class TermChange:
         self._holders: dict[LogId, NodeId] = {}
         self._entries: dict[LogId, list[MetalogEntry]] = {}
         self._base: dict[LogId, int] = {}
-        self._completed: dict[LogId, dict[NodeId, int]] = {}
+        self._durable: dict[LogId, dict[NodeId, int]] = {}
+        """Per log, how far a node has it on its disk: a sealed term loses nothing, so this outlives a stall."""
         self._applied: dict[LogId, tuple[int, NodeId]] = {}
         """Per log, the most entries of the term that a node says it has applied, and which node."""
         self.lost = ""
@@ -102,8 +103,12 @@ class TermChange:
     def receive(self, sender: NodeId, message: TermChangeInput, now_us: int) -> Iterable[Effect]:
         """See `boki.protocol.effects.Core`."""
         match message:
-            case Sealed(term, incarnation) if term == self.last.term and self.step is Step.SEALING:
+            case Sealed(term, incarnation) if term == self.last.term:
                 if self._counts(sender, incarnation) and len(message.stored_until) == self.last.log_count:
+                    for log, until in enumerate(message.stored_until):
+                        self._note_durable(log, sender, until)
+                    if self.step is not Step.SEALING:
+                        return self._try_install()
                     self._sealed[sender] = message
                     return self._try_complete(now_us)
             case SealedEntries(term, log, first_index, entries) if self._is_wanted(term, log, sender):
@@ -119,9 +124,9 @@ class TermChange:
                     return self._complete(log)
             case Completed(term, log, incarnation, until) if term == self.last.term:
                 if self._counts(sender, incarnation):
-                    self._completed.setdefault(log, {})[sender] = until
+                    self._note_durable(log, sender, until)
                     self._moved_at = now_us
-                    return self._try_install()
+                    return self._try_install() or self._further_page(log, until)
             case Sealed() | SealedEntries() | EntriesDropped() | Completed():
                 pass  # of another term, or of a step that is over
             case _:
@@ -137,7 +142,7 @@ class TermChange:
         if self.step is Step.COMPLETING and now_us - self._moved_at > _STALL_US:
             self._move("stalled")
             self._doubted = set(self._holders.values()) if self.last.beside and not self._doubted else set()
-            self._sealed, self._completed = {}, {}
+            self._sealed = {}
         if now_us < self._repeat_at:
             return []
         self._repeat_at = now_us + _REPEAT_US
@@ -164,6 +169,10 @@ class TermChange:
     def _counts(self, node: NodeId, incarnation: int) -> bool:
         return self.last.incarnations.get(node) == incarnation
 
+    def _note_durable(self, log: LogId, node: NodeId, until: int) -> None:
+        known = self._durable.setdefault(log, {})
+        known[node] = max(until, known.get(node, 0))
+
     def _move(self, event: str) -> None:
         self.step = NEXT[self.step, event]
         self._repeat_at = 0
@@ -185,7 +194,7 @@ class TermChange:
         self._ends = tuple(
             max(sealed.stored_until[log] for sealed in self._sealed.values()) for log in range(self.last.log_count)
         )
-        return self.tick(now_us)
+        return self._try_install() or self.tick(now_us)
 
     def _known_committed(self, log: LogId) -> int:
         """How many entries surely are on a majority: nodes apply no others."""
@@ -198,11 +207,10 @@ class TermChange:
         have_until = self._base[log] + len(entries)
         if have_until < end:
             return [Send(self._holders[log], FetchSealed(self.last.term, log, have_until))]
-        done = self._completed.get(log, {})
         effects: list[Effect] = []
         for node in self._sealed:
-            if done.get(node, -1) < end:
-                have = done.get(node, self._sealed[node].stored_until[log])
+            have = self._durable[log][node]
+            if have < end:
                 first = max(self._base[log], have)
                 if have < first:
                     effects.append(Send(node, EntriesDropped(self.last.term, log, first)))
@@ -210,13 +218,13 @@ class TermChange:
                 effects.append(Send(node, Complete(self.last.term, log, first, page, self._sure[log])))
         return effects
 
-    def _try_install(self) -> Iterable[Effect]:
+    def _try_install(self) -> Sequence[Effect]:
         if self.step is not Step.COMPLETING:
             return ()
         for log in range(self.last.log_count):
-            done = [until for until in self._completed.get(log, {}).values() if until >= self._ends[log]]
+            done = [until for until in self._durable[log].values() if until >= self._ends[log]]
             if len(done) < majority(len(self.last.sequencers)):
-                return [effect for number in range(self.last.log_count) for effect in self._unfinished(number)]
+                return ()
         self.lost = self._find_lost()
         if self.lost:
             return [Trace(logging.CRITICAL, self.lost)]
@@ -239,8 +247,7 @@ class TermChange:
             self.proposed = self.plan.next_view(self.last, self._ends, max(self.last.start_time_us, *times))
         return [] if self.proposed is None else [ProposeView(self.proposed)]
 
-    def _unfinished(self, log: LogId) -> Iterable[Effect]:
-        """Further pages for nodes that have confirmed some of a long completion."""
-        if any(0 <= until < self._ends[log] for until in self._completed.get(log, {}).values()):
-            return self._complete(log)
-        return ()
+    def _further_page(self, log: LogId, until: int) -> Iterable[Effect]:
+        """A node has confirmed a page of a long completion."""
+        is_wanted = self.step is Step.COMPLETING and log in self._entries and until < self._ends[log]
+        return self._complete(log) if is_wanted else ()

@@ -14,7 +14,7 @@ from boki.errors import ConfigError
 from boki.log.ids import NodeId
 from boki.log.metalog import Cut, OpenShard, make_position
 from boki.log.view import View
-from boki.protocol.messages import AppendEntry, InstallView, Seal
+from boki.protocol.messages import AppendEntry, Complete, InstallView, Seal
 from boki.sequencer.core import SequencerCore
 from tests.members import ENGINE, SHARD, view
 from tests.world import MemoryDisk, World
@@ -120,6 +120,36 @@ def test_lost_messages_only_cost_time(seed: int) -> None:
     change(world)
     world.tick(400)
     assert view_of(world).previous_ends[0] >= 2
+
+
+@pytest.mark.parametrize("lengths", [(6, 6, 0), (6, 2, 0)])
+def test_a_change_whose_disks_take_longer_than_a_stall_comes_to_its_end(lengths: tuple[int, ...]) -> None:
+    """What a sequencer has confirmed stays so when the change begins again."""
+    world = world_with(lengths)
+    world.crash(NODES[2])
+    world.holds_syncs |= set(NODES[:2])
+    world.loses = lambda _sender, _to, message: isinstance(message, AppendEntry)
+    change(world)
+    for _ in range(4):
+        world.tick(24)
+        for node in NODES[:2]:
+            world.sync(node)
+        world.run()
+    assert view_of(world).previous_ends == (6,)
+
+
+def test_a_seal_that_is_told_late_counts_for_a_completion() -> None:
+    """One of the majority dies before it is completed, and another has as much."""
+    world = world_with((6, 2, 6))
+    world.holds_syncs.add(NODES[2])
+    world.loses = lambda _sender, _to, message: isinstance(message, AppendEntry | Complete)
+    change(world)
+    world.tick(5)
+    assert world.messages(Complete)
+    assert world.proposed is None
+    world.sync(NODES[2])
+    world.run()
+    assert view_of(world).previous_ends == (6,)
 
 
 @pytest.mark.parametrize(("applied", "is_lost"), [(6, False), (7, True)])
