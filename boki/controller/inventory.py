@@ -19,6 +19,8 @@ _PAGE_ROWS: Final = 2_000
 _INTERVAL_US: Final = 1_000_000
 _ALL_EVERY_US: Final = 30_000_000
 _REPEAT_US: Final = 1_000_000
+_LATE_US: Final = 5_000_000
+"""A node that takes longer for a page is not waited for: its disk may hang, and others are to be repaired."""
 
 
 @dataclass(slots=True)
@@ -45,7 +47,9 @@ class _Scan:
     request: int
     after: Place
     begun_at: int
+    moved_at: int
     asked_at: int = 0
+    is_late: bool = False
     rows: dict[Place, ShardRow] = field(default_factory=dict)
     placement_version: int | None = None
     is_caught_up: bool = True
@@ -72,6 +76,9 @@ class Inventory:
         for node, scan in self._scans.items():
             if now_us - scan.asked_at > _REPEAT_US:
                 effects.append(self._ask(node, scan, now_us))
+            if now_us - scan.moved_at > _LATE_US and not scan.is_late:
+                scan.is_late = self.has_news = True
+                self.listings[node].is_whole = False
         if now_us < self._scan_at:
             return effects
         self._scan_at = now_us + _INTERVAL_US
@@ -85,14 +92,20 @@ class Inventory:
             first = term if is_whole and not asks_all else 0
             running = self._scans.get(node)
             if running is None or running.term > first:
-                self._scans[node] = _Scan(first, 0, (first, 0, -1), now_us)
-                effects.append(self._ask(node, self._scans[node], now_us))
+                is_late = running is not None and running.is_late
+                self._scans[node] = _Scan(first, 0, (first, 0, -1), now_us, now_us, is_late=is_late)
+                effects.append(self._ask_next(node, self._scans[node], now_us))
         return effects
 
-    def _ask(self, node: NodeId, scan: _Scan, now_us: int) -> Effect:
+    def _ask_next(self, node: NodeId, scan: _Scan, now_us: int) -> Effect:
         self._number += 1
-        scan.request, scan.asked_at = self._number, now_us
-        return Send(node, FetchShards(self._number, scan.after, _PAGE_ROWS))
+        scan.request, scan.moved_at = self._number, now_us
+        return self._ask(node, scan, now_us)
+
+    def _ask(self, node: NodeId, scan: _Scan, now_us: int) -> Effect:
+        """Ask for a page, under the same number as before: a late answer to it is as good."""
+        scan.asked_at = now_us
+        return Send(node, FetchShards(scan.request, scan.after, _PAGE_ROWS))
 
     def take(self, node: NodeId, message: ShardsFetched, now_us: int) -> list[Effect]:
         """A page has come: the question for the next one, if there is one."""
@@ -106,7 +119,7 @@ class Inventory:
         if not message.is_last and message.rows:
             last = message.rows[-1]
             scan.after = (last.term, last.log, last.shard)
-            return [self._ask(node, scan, now_us)]
+            return [self._ask_next(node, scan, now_us)]
         del self._scans[node]
         listing = self.listings.setdefault(node, Listing())
         kept = {place: row for place, row in listing.rows.items() if place[0] < scan.term}
@@ -121,8 +134,8 @@ class Inventory:
 
     @property
     def is_scanning(self) -> bool:
-        """Whether answers are still awaited."""
-        return bool(self._scans)
+        """Whether answers are still awaited, and are not late."""
+        return not all(scan.is_late for scan in self._scans.values())
 
     def note_life(self, node: NodeId, incarnation: int) -> None:
         """The node answers under that incarnation. If that was another one when it was last heard, however long ago,

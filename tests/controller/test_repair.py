@@ -184,6 +184,25 @@ def test_a_closed_shard_that_lost_a_replica_gets_another_one() -> None:
     assert cluster.controller().status()["degraded"] == []
 
 
+def test_a_node_is_replaced_while_others_answer_late_or_not_at_all() -> None:
+    """What shards a node has it says behind the writes of its disk, and those may hang."""
+    cluster = ready()
+    cluster.close_shard()
+    cluster.kill("storage-2")
+    cluster.tick_with_late(ShardsFetched, 24, 200)
+    assert [set(nodes) for nodes in cluster.moved().values()] == [{"storage-1", "storage-3", "storage-4"}]
+    cluster = ready(nodes=5)
+    cluster.close_shard()
+    cluster.kill("storage-2")
+    cluster.loses = lambda sender, _to, message: sender == "storage-5" and isinstance(message, ShardsFetched)
+    cluster.tick(300)
+    assert [set(nodes) for nodes in cluster.moved().values()] == [{"storage-1", "storage-3", "storage-4"}]
+    assert not cluster.repair()["is_known"]
+    cluster.loses = lambda _sender, _to, _message: False
+    cluster.tick(60)
+    assert cluster.repair()["is_known"]
+
+
 def test_a_short_absence_moves_nothing() -> None:
     """A node that comes back with its disk rejoins with its data."""
     cluster = ready()
