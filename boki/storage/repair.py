@@ -36,7 +36,7 @@ _TIMEOUT_US: Final = 100_000
 """What an engine has sent to the others is mostly under way to here, too."""
 _SILENCE_US: Final = 1_000_000
 _REST_US: Final = 500_000
-"""How long a lane rests when no replica has what it wants."""
+"""How long a shard waits for its next lanes when no replica has what one wanted: others need lanes meanwhile."""
 _FRESH_BYTES: Final = 4 << 20
 _UNWRITTEN_BYTES: Final = 4 << 20
 _BURST_US: Final = 100_000
@@ -58,7 +58,6 @@ class _Lane:
     peer: NodeId | None = None
     asked_at: int = 0
     page_bytes: int = 0
-    rests_until: int = 0
     tried: set[NodeId] = field(default_factory=set)
 
 
@@ -68,8 +67,10 @@ class Repair:
     def __init__(self, holdings: Holdings, bytes_per_s: int) -> None:
         self._holdings = holdings
         self._bytes_per_s = bytes_per_s
-        self._lacking: dict[ShardKey, tuple[int, int]] = {}
-        """Shards that lack something, with (since when nothing has come from the front, what was the front)."""
+        self._lacking: dict[ShardKey, tuple[int, int, int]] = {}
+        """Shards that lack something, with (since when nothing has come from the front, what was the front, no lanes
+        before).
+        """
         self._lanes: list[_Lane] = []
         self._numbers = 0
         self._silent_until: dict[NodeId, int] = {}
@@ -87,7 +88,7 @@ class Repair:
 
     def look_at(self, key: ShardKey) -> None:
         """Something of this shard may be lacking here."""
-        self._lacking.setdefault(key, (0, -1))
+        self._lacking.setdefault(key, (0, -1, 0))
 
     def forget(self, key: ShardKey) -> None:
         """The shard is not to be here any more."""
@@ -134,7 +135,7 @@ class Repair:
         return []
 
     def _may_ask(self, lane: _Lane, now_us: int) -> bool:
-        if lane.request or now_us < lane.rests_until:
+        if lane.request:
             return False
         if self._is_fresh(lane.key):
             return True
@@ -162,13 +163,13 @@ class Repair:
         taken = {lane.key for lane in self._lanes}
         for key in list(self._lacking)[:_LOOKS] if len(self._lacking) > _LOOKS else list(self._lacking):
             shard = self._holdings.shards[key]
-            since, front = self._lacking.pop(key)
+            since, front, not_before = self._lacking.pop(key)
             if shard.is_whole or not self._holdings.is_wanted(key):
                 continue
             if since == 0 or front != shard.stored_until:
                 since = now_us
-            self._lacking[key] = (since, shard.stored_until)
-            is_due = shard.is_closed or now_us - since >= _TIMEOUT_US
+            self._lacking[key] = (since, shard.stored_until, not_before)
+            is_due = now_us >= not_before and (shard.is_closed or now_us - since >= _TIMEOUT_US)
             is_free = self._is_fresh(key) or len(self._lanes) < _LANES
             if is_due and is_free and key not in taken:
                 self._lanes += [_Lane(key, *gap) for gap in self._gaps(key)]
@@ -197,10 +198,10 @@ class Repair:
             return ()
         peer = self._choose(lane, now_us)
         if peer is None:
-            lane.tried.clear()
-            lane.rests_until = now_us + _REST_US
-            if lane.is_mend:
-                self._lanes.remove(lane)
+            self._lanes.remove(lane)
+            if lane.key in self._lacking and not lane.is_mend:
+                since, front, _ = self._lacking[lane.key]
+                self._lacking[lane.key] = (since, front, now_us + _REST_US)
             return ()
         self._numbers += 1
         lane.page_bytes = _BUSY_PAGE_BYTES if self.is_busy(now_us) else PAGE_BYTES

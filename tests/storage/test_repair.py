@@ -73,6 +73,28 @@ def test_a_wiped_node_refills_itself(closed: bool) -> None:
     cluster.check("storage-2", key)
 
 
+def test_shards_whose_records_nobody_has_now_do_not_keep_others_from_repair() -> None:
+    """They may use all lanes, and their other replica may be away for long."""
+    cluster = Cluster()
+    keys = [cluster.open("storage-1", other) for other in ("storage-2", "storage-2", "storage-3")]
+    cluster.world.tick(30)
+    for key in keys:
+        cluster.batches[key].append(batch(0, *[b"x"] * 5000, shard=key[2]))
+        cluster.send(key, 0)
+    cluster.world.tick(30)
+    for key in keys:
+        cluster.close(key)
+    cluster.world.tick(30)
+    cluster.crash("storage-2")
+    cluster.wipe("storage-1")
+    cluster.start("storage-1")
+    cluster.world.tick(100)
+    assert [cluster.has_all("storage-1", key) for key in keys] == [False, False, True]
+    cluster.start("storage-2")
+    cluster.world.tick(100)
+    assert all(cluster.has_all("storage-1", key) for key in keys)
+
+
 def test_a_node_that_lacks_something_never_says_that_it_was_freed_or_never_existed() -> None:
     """Before it has refilled itself, a wiped node answers *unknown* for all that is ordered (hazard H5)."""
     cluster, key = filled()
