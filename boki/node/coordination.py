@@ -72,11 +72,11 @@ class SharedCoordinator:
     async def engines_left(self, timeout_s: float) -> None:
         """Wait until no other node that stops has an engine any more: it needs what keeps the log until it is gone.
 
-        Nodes that are stopped one after the other do not wait.
+        Nodes that are stopped one after the other do not wait, nor does one that hears of no other any more.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while any(
+                while self.coordinator.state is not SessionState.EXPIRED and any(
                     member.role is Role.ENGINE and member.is_leaving and member.node not in self._members
                     for member in self.coordinator.membership.members
                 ):
@@ -139,6 +139,7 @@ class SharedCoordinator:
             role.on_leadership(is_leader)
 
     def _on_session(self, state: SessionState) -> None:
+        self._changed.set()
         for role in list(self._roles):
             role.on_session(state)
 

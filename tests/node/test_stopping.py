@@ -9,6 +9,10 @@ from unittest.mock import AsyncMock
 
 import pytest
 
+from boki.coordination.session import SessionState
+from boki.log.ids import NodeId
+from boki.log.membership import Member, Membership, Role
+from boki.node.coordination import SharedCoordinator
 from boki.node.engine import EngineIncarnation
 from boki.node.stopping import NodeStop
 
@@ -46,3 +50,22 @@ def test_an_engine_drains_for_a_moment_when_its_gateway_has_used_up_the_time(dra
     asyncio.run(EngineIncarnation.drain(engine))
     engine.calls.stop.assert_awaited_once_with(least_s)
     engine.functions.stop.assert_awaited_once_with(least_s)
+
+
+@pytest.mark.parametrize("expires_first", [True, False])
+def test_a_node_without_a_session_does_not_wait_for_engines_of_other_nodes(expires_first: bool) -> None:
+    """It would not hear that they are gone, and is to begin again at once."""
+    other = Member(node=NodeId("engine-2"), role=Role.ENGINE, incarnation=2, is_leaving=True)
+    coordinator: Any = SimpleNamespace(state=SessionState.CONNECTED, membership=Membership(number=1, members=(other,)))
+
+    async def body() -> None:
+        shared = SharedCoordinator(coordinator, election=False, on_news=lambda _: None)
+        waiting = asyncio.create_task(shared.engines_left(3600))
+        if not expires_first:
+            await asyncio.sleep(0)
+            assert not waiting.done()
+        coordinator.state = SessionState.EXPIRED
+        coordinator.on_session(SessionState.EXPIRED)
+        await asyncio.wait_for(waiting, 10)
+
+    asyncio.run(body())
