@@ -217,21 +217,23 @@ class EngineIncarnation(RoleIncarnation[EngineNodeConfig]):
 
     async def _await_slot(self) -> None:
         """Begin again with the index as soon as a slot is free."""
-        changed = asyncio.Event()
-        await self.coordinator.watch_index_slots(changed.set)
-        while not await self._claim():
-            changed.clear()
-            await changed.wait()
+        await self._claim_until(True)
         self.end(Ending.PROMOTED)
 
     async def _keep_slot(self) -> None:
         """Restart without the index if the slot was taken away during a halt, and none is free."""
+        await self._claim_until(False)
+        self.end(Ending.DEMOTED)
+
+    async def _claim_until(self, has_slot: bool) -> None:
+        """Claim a slot whenever one is taken or let go, also during a claim, until the answer is that."""
         changed = asyncio.Event()
         await self.coordinator.watch_index_slots(changed.set)
-        while await self._claim():
+        while True:
             changed.clear()
+            if await self._claim() is has_slot:
+                return
             await changed.wait()
-        self.end(Ending.DEMOTED)
 
     def member(self) -> Member:
         """See `RoleIncarnation`: until it has caught up it holds no index for others."""
