@@ -370,6 +370,23 @@ def test_an_owner_is_lost_when_it_is_not_registered_for_a_grace() -> None:
     assert lost.among([A, B], 900) == []
 
 
+@pytest.mark.parametrize(
+    ("is_leaving", "stays", "grace_us"), [(False, False, 1_000_000), (True, False, 3_000_000), (False, True, 3_000_000)]
+)
+def test_an_owner_whose_node_vanishes_is_lost_soon(is_leaving: bool, stays: bool, grace_us: int) -> None:
+    """Its session has run out, so it has been silent for that long. One that stops, or begins again alone, has not."""
+    host = NodeId("node-a")
+    engine = Member(node=NodeId("a"), role=Role.ENGINE, incarnation=1, host=host, is_leaving=is_leaving)
+    other = Member(node=NodeId("storage-a"), role=Role.STORAGE, incarnation=2, host=host)
+    lost = LostOwners(Owner("me", 9), grace_us=3_000_000)
+    lost.on_membership(Membership(number=1, members=(engine, other)))
+    assert lost.among([A], 0) == []
+    lost.on_membership(Membership(number=2, members=(other,) if stays else ()))
+    assert lost.among([A], 50) == []
+    assert lost.among([A], 49 + grace_us) == []
+    assert lost.among([A], 50 + grace_us) == [A]
+
+
 def test_an_owner_whose_name_has_a_newer_incarnation_is_lost_at_once() -> None:
     """Also if that is this engine itself; and what nobody owns is anybody's."""
     lost = LostOwners(Owner("me", 9), grace_us=100)

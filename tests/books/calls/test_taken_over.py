@@ -212,7 +212,7 @@ def test_a_short_absence_is_no_loss() -> None:
         await cluster.engines["a"].calls.accept(a_call(1, "wait"))
         await gate.started.wait()
         cluster.register("a")
-        await time_passes(2.0)
+        await time_passes(0.8)
         cluster.register()
         await time_passes(10.0)
         gate.opened.set()
