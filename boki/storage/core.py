@@ -113,7 +113,7 @@ class StorageCore:
         self.saved = SavedIndexes()
         self.checkpoints = IndexCheckpoints(incarnation, disk)
         self.floors = Floors(state.floors, state.retired)
-        self.sweep = Sweep(self.floors, self.holdings, self.saved.covers, state.waits_below)
+        self.sweep = Sweep(self.floors, self.holdings, self.saved.covers, self._on_damage, state.waits_below)
         self._recovered: Positions = state.applied
         self._witness = Witness(disk)
         self._next_seqnums: dict[LogId, int] = dict(state.next_seqnums)

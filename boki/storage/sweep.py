@@ -91,18 +91,22 @@ def _first_lid(note: _Stretch) -> int:
 
 
 class Sweep:
-    """Frees what `floors` allow. `is_saved(shard, seqnum)`: no index will ask for that record again."""
+    """Frees what `floors` allow. `is_saved(shard, seqnum)`: no index will ask for that record again.
+    `on_damage(shard, first_lid)`: the batch that begins there cannot be read.
+    """
 
     def __init__(
         self,
         floors: Floors,
         holdings: Holdings,
         is_saved: Callable[[ShardKey, int], bool],
+        on_damage: Callable[[ShardKey, int], None],
         waits_below: int = 0,
     ) -> None:
         self._floors = floors
         self._holdings = holdings
         self._is_saved = is_saved
+        self._on_damage = on_damage
         self.waits_below = waits_below
         """Batches below this seqnum are free and wait for an index to be saved; 0: none."""
         self._moved = {book for book, _, _ in floors.rows()}
@@ -260,6 +264,7 @@ class Sweep:
                 writes += self._free(row_key, value, first_seqnum, seen)
             except BokiError as damage:
                 self._is_damaged = True
+                self._on_damage(step.key, first_lid)
                 seen.books = seen.standing = None
                 place = f"batch {first_lid} of shard {step.key[2]}, term {step.key[0]}"
                 effects.append(Trace(logging.ERROR, f"cannot free {place}: {damage}"))

@@ -120,7 +120,7 @@ def test_sweeps_that_skip_free_as_much_as_one_that_looks_at_everything(seed: int
         assert stands_over, f"nothing is left below {row}"
     rows = dict(cluster.world.disk(NODE).rows)
     core = cluster.core(NODE)
-    core.sweep = Sweep(Floors(floors.rows()), core.holdings, core.saved.covers)
+    core.sweep = Sweep(Floors(floors.rows()), core.holdings, core.saved.covers, core._on_damage)
     cluster.settle_sweeps()
     batches = {row: value for row, value in rows.items() if row.startswith(b"b")}
     assert {row: v for row, v in cluster.world.disk(NODE).rows.items() if row.startswith(b"b")} == batches
@@ -240,6 +240,25 @@ def test_what_arrives_late_in_a_stretch_is_swept_too() -> None:
     cluster.trim("late")
     cluster.settle_sweeps()
     assert cluster.freed() == {0, 1, 2, 3}
+
+
+def test_a_damaged_batch_that_a_sweep_finds_is_mended() -> None:
+    """No floor is retired while one cannot be looked at; the next sweep of its book can."""
+    cluster = Swept()
+    cluster.fill(("book", "tag"), ("kept", "tag"))
+    cluster.fill(("book", "tag"))
+    cluster.world.tick(10)
+    row = batch_key(cluster.key, 0)
+    whole = cluster.world.disk(NODE).rows[row]
+    cluster.world.disk(NODE).rows[row] = whole[:-1]
+    cluster.trim("book", None, 1)
+    cluster.settle_sweeps()
+    assert cluster.world.disk(NODE).rows[row] == whole
+    cluster.trim("book")
+    cluster.save()
+    cluster.settle_sweeps()
+    assert cluster.freed() == {2}
+    assert cluster.core(NODE).floors.rows() == [("book", None, make_seqnum(1, 0, 3))], "it stands over half a batch"
 
 
 def test_batches_that_wait_for_an_index_are_deleted_as_far_as_it_is_saved() -> None:
