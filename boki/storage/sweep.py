@@ -12,7 +12,8 @@ becomes free does so when the last of its floors passes it. So a trim costs what
 
 A floor is kept while a record is left below it, or it would rise again. So a sweep notes the floors under which there
 are surviving records, and of each stretch, too, for sweeps that pass it by; of the books that a sweep was about, floors
-under which there are none are retired when it is done.
+under which there are none are retired when it is done. If records below them were still on their way to the disk when
+it began, it retires none, and is done again.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from boki.errors import BokiError
 from boki.log.batch import Batch, BatchHeader, encode_batch
 from boki.log.chunk import Chunk
 from boki.log.floors import FloorRow, Floors
+from boki.log.ids import LogId, split_seqnum
 from boki.protocol.effects import Delete, Effect, Load, Put, Store, Trace
 from boki.storage.freeing import freeing
 from boki.storage.holdings import Holdings
@@ -53,6 +55,8 @@ class SweepStep:
     first_lid: int
     until_lid: int | None
     max_bytes: int
+    written_until: int
+    """Every record below was on the disk when the load began."""
 
 
 @dataclass(slots=True)
@@ -118,6 +122,8 @@ class Sweep:
         self._steps_left = 0
         self._is_loading = False
         self._is_damaged = False
+        self._is_early = False
+        """Whether records below the floors were still on their way to the disk when the sweep began."""
         self._at: tuple[ShardKey, int] | None = None
         self._books: set[str] = set()
         self._goal: list[FloorRow] = []
@@ -189,6 +195,7 @@ class Sweep:
             before = self._swept.get((book, tag)) or self._floors.retired_at(book, tag)
             if floor > before:
                 self._lows[book] = min(self._lows[book], before)
+        self._is_early = self._has_unwritten()
         self.waits_below = 0
         self._next_at = now_us + _PAUSE_US
         self._at, self._standing = ((0, 0, 0), 0), set()
@@ -197,10 +204,28 @@ class Sweep:
         if self._is_damaged:  # a floor may stand over records that could not be looked at
             return
         self._swept.update({(book, tag): floor for book, tag, floor in self._goal})
-        self._floors.drop(row for row in self._goal if row[:2] not in self._standing)
+        if self._is_early:
+            self.request(self._books)
+        else:
+            self._floors.drop(row for row in self._goal if row[:2] not in self._standing)
         for book, tag, _ in self._goal:
             if tag not in self._floors.of(book):
                 del self._swept[book, tag]
+
+    def _has_unwritten(self) -> bool:
+        """Whether a record below the goal's floors is on its way to the disk. Those that are lacking come from replicas that free
+        them.
+        """
+        ends: dict[LogId, int] = {}
+        for _, _, floor in self._goal:
+            log = split_seqnum(floor)[1]
+            ends[log] = max(floor, ends.get(log, 0))
+        for key, shard in self._holdings.shards.items():
+            if shard.written_until < shard.stored_until:
+                seqnum = shard.order.seqnum_of(shard.written_until)
+                if seqnum is not None and seqnum < ends.get(key[1], 0):
+                    return True
+        return False
 
     def _next_step(self, max_bytes: int) -> SweepStep | None:
         """What to look at next from where the sweep is; None if that stretch or shard was skipped."""
@@ -216,9 +241,10 @@ class Sweep:
         at = bisect_left(notes, lid, key=_first_lid)
         note = notes[at] if at < len(notes) else None
         if note is None or note.first_lid > lid:
-            return SweepStep(key, shard.generation, lid, None if note is None else note.first_lid, max_bytes)
+            until_lid = None if note is None else note.first_lid
+            return SweepStep(key, shard.generation, lid, until_lid, max_bytes, shard.written_until)
         if not self._is_done(key, note):
-            return SweepStep(key, shard.generation, lid, note.until_lid, max_bytes)
+            return SweepStep(key, shard.generation, lid, note.until_lid, max_bytes, shard.written_until)
         self._standing |= note.standing or set()
         if note.waits_until:
             last = shard.order.seqnum_of(note.until_lid - 1)
@@ -270,7 +296,7 @@ class Sweep:
                 effects.append(Trace(logging.ERROR, f"cannot free {place}: {damage}"))
         else:
             self._at = (step.key, end) if end > step.first_lid else self._after_limit(step.key)
-        seen.until_lid = min(end, shard.stored_until, shard.order.until_lid)
+        seen.until_lid = min(end, step.written_until, shard.order.until_lid)
         self._note(step.key, seen)
         if writes:
             effects.append(Store(writes))

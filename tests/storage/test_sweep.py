@@ -242,6 +242,26 @@ def test_what_arrives_late_in_a_stretch_is_swept_too() -> None:
     assert cluster.freed() == {0, 1, 2, 3}
 
 
+@pytest.mark.parametrize("trims", [("book", "late"), ("late", "book")])
+def test_what_is_not_written_yet_when_a_sweep_passes_is_swept_later(trims: tuple[str, str]) -> None:
+    """Its place is not taken for seen, and no floor is retired that it needs."""
+    cluster = Swept()
+    cluster.fill(("book", "tag"))
+    cluster.world.tick(10)
+    cluster.world.holds_syncs.add(NodeId(NODE))
+    cluster.fill(("late", "tag"))
+    cluster.world.tick(10)
+    cluster.trim(trims[0])
+    cluster.world.tick(100)
+    assert cluster.loads
+    cluster.world.holds_syncs.clear()
+    cluster.world.sync(NODE)
+    cluster.world.run()
+    cluster.trim(trims[1])
+    cluster.settle_sweeps()
+    assert cluster.freed() == {0, 1}
+
+
 def test_a_damaged_batch_that_a_sweep_finds_is_mended() -> None:
     """No floor is retired while one cannot be looked at; the next sweep of its book can."""
     cluster = Swept()
