@@ -86,14 +86,18 @@ class Claims:
             for name in former:
                 await quietly(self._session.delete(f"/election/{name}"))
 
+    async def withdraw(self) -> None:
+        """Be no candidate any more."""
+        for name in await self._candidates():
+            if self._is_mine(name):
+                await quietly(self._session.delete(f"/election/{name}"))
+
     async def stand_last(self, node: NodeId) -> bool:
         """Let the other candidates lead first. False if there are none: nothing has changed."""
         names = await self._candidates()
-        mine = [name for name in names if self._is_mine(name)]
-        if len(mine) == len(names):
+        if all(map(self._is_mine, names)):
             return False
-        for name in mine:
-            await quietly(self._session.delete(f"/election/{name}"))
+        await self.withdraw()
         await self._line_up(node)
         return True
 

@@ -322,6 +322,11 @@ class ZooKeeperCoordinator:
         self._look_again()
         return has_others
 
+    async def withdraw(self) -> None:
+        """Be no candidate any more: another one leads at once, and not when this session has ended."""
+        await self._claims.withdraw()
+        self._look_again()
+
     # following
 
     async def follow(self, *, election: bool = False) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Coroutine
 from typing import Any, Final, assert_never
@@ -10,10 +11,11 @@ from typing import Any, Final, assert_never
 from boki.config.node import ControllerNodeConfig
 from boki.controller.core import ControllerConfig, ControllerCore
 from boki.controller.inputs import ConnectionEnded, Installed, Leadership, Placed
-from boki.coordination.session import SessionState
+from boki.coordination.session import SessionEnded, SessionState
 from boki.log.ids import NodeId
 from boki.log.membership import Placement, Role
 from boki.log.view import View
+from boki.node.coordination import WRITE_S
 from boki.node.incarnation import RoleIncarnation
 from boki.protocol.effects import Announce, Answer, Core, Note, ProposePlacement, ProposeView, ReleaseSlots, RoleEffect
 from boki.protocol.follower import COORDINATOR
@@ -52,6 +54,13 @@ class ControllerIncarnation(RoleIncarnation[ControllerNodeConfig]):
         self._tell_leadership()
         await self.coordinator.campaign(self.node)
         self.spawn(self._stand_down_if_cut_off())
+
+    async def drain(self) -> None:
+        """Another controller leads from now on: the other roles of this node stop next, and are to be replaced."""
+        if self.coordinator.state is SessionState.CONNECTED:
+            with contextlib.suppress(TimeoutError, SessionEnded):
+                async with asyncio.timeout(WRITE_S):
+                    await self.coordinator.withdraw()
 
     async def _stand_down_if_cut_off(self) -> None:
         """A leader that hears no majority of the sequencers can replace none: let a controller try that may hear it."""

@@ -20,7 +20,7 @@ from boki.log.membership import Member, Role
 from boki.log.view import View
 from boki.protocol.messages import InstallMembership, InstallPlacement, InstallPlan, InstallView
 
-_WRITE_S: Final = 2.0
+WRITE_S: Final = 2.0
 """How long a node that stops tries to say so: its registration goes with its session anyway."""
 
 
@@ -58,7 +58,7 @@ class SharedCoordinator:
             return  # the entry goes with the session, or is written again by the role's next incarnation
         self._members.pop(role.member.node, None)
         with contextlib.suppress(TimeoutError, SessionEnded):
-            async with asyncio.timeout(_WRITE_S):
+            async with asyncio.timeout(WRITE_S):
                 await self._write()
 
     async def announce_end(self) -> None:
@@ -66,7 +66,7 @@ class SharedCoordinator:
         self._is_leaving = True
         if self._members and self.coordinator.state is SessionState.CONNECTED:
             with contextlib.suppress(TimeoutError, SessionEnded):
-                async with asyncio.timeout(_WRITE_S):
+                async with asyncio.timeout(WRITE_S):
                     await self._write()
 
     async def engines_left(self, timeout_s: float) -> None:
@@ -174,6 +174,7 @@ class RoleCoordinator:
         self.release_index_slots = coordinator.release_index_slots
         self.campaign = coordinator.campaign
         self.stand_down = coordinator.stand_down
+        self.withdraw = coordinator.withdraw
 
     @property
     def cluster_id(self) -> str:

@@ -213,9 +213,7 @@ class Sweep:
                 del self._swept[book, tag]
 
     def _has_unwritten(self) -> bool:
-        """Whether a record below the goal's floors is on its way to the disk. Those that are lacking come from replicas that free
-        them.
-        """
+        """Whether a record below the goal's floors is on its way to the disk. Lacking ones come freed."""
         ends: dict[LogId, int] = {}
         for _, _, floor in self._goal:
             log = split_seqnum(floor)[1]

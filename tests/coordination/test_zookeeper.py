@@ -244,6 +244,24 @@ def test_one_controller_leads_and_another_follows_it(zookeeper: str, chroot: str
     run(body())
 
 
+def test_a_leader_that_withdraws_is_followed_by_another_while_its_session_lasts(zookeeper: str, chroot: str) -> None:
+    """Its process stops one role after the other."""
+
+    async def body() -> None:
+        async with (
+            joined(zookeeper, chroot, election=True) as first,
+            joined(zookeeper, chroot, election=True) as second,
+        ):
+            await first.coordinator.campaign(NodeId("controller-1"))
+            await first.until(lambda: first.is_leader)
+            await second.coordinator.campaign(NodeId("controller-2"))
+            await first.coordinator.withdraw()
+            await second.until(lambda: second.is_leader)
+            await first.until(lambda: not first.is_leader)
+
+    run(body())
+
+
 def test_a_leader_that_stands_down_is_followed_by_another(zookeeper: str, chroot: str) -> None:
     """It goes to the end of the queue, and leads again when the others have gone; alone it stays."""
 

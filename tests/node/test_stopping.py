@@ -12,6 +12,7 @@ import pytest
 from boki.coordination.session import SessionState
 from boki.log.ids import NodeId
 from boki.log.membership import Member, Membership, Role
+from boki.node.controller import ControllerIncarnation
 from boki.node.coordination import SharedCoordinator
 from boki.node.engine import EngineIncarnation
 from boki.node.stopping import NodeStop
@@ -50,6 +51,14 @@ def test_an_engine_drains_for_a_moment_when_its_gateway_has_used_up_the_time(dra
     asyncio.run(EngineIncarnation.drain(engine))
     engine.calls.stop.assert_awaited_once_with(least_s)
     engine.functions.stop.assert_awaited_once_with(least_s)
+
+
+@pytest.mark.parametrize("state", SessionState)
+def test_a_controller_that_stops_withdraws_its_candidacy(state: SessionState) -> None:
+    """Or it would lead until its node's session has ended, and replace none of the roles that stop after it."""
+    controller: Any = SimpleNamespace(coordinator=SimpleNamespace(state=state, withdraw=AsyncMock()))
+    asyncio.run(ControllerIncarnation.drain(controller))
+    assert controller.coordinator.withdraw.await_count == (state is SessionState.CONNECTED)
 
 
 @pytest.mark.parametrize("expires_first", [True, False])
