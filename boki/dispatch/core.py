@@ -20,8 +20,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-import msgspec
-
 from boki.dispatch import refusals
 from boki.dispatch.catalog import Change, Withdraw
 from boki.dispatch.fleet import NEVER, Fleet
@@ -36,7 +34,7 @@ from boki.dispatch.orders import (
     SendChild,
 )
 from boki.dispatch.refusals import failed
-from boki.dispatch.slots import LiveCall, Phase, Pool, PoolKey, State, Worker
+from boki.dispatch.slots import LiveCall, Phase, Pool, PoolKey, State, Worker, blocks
 from boki.errors import BokiError
 from boki.log.limits import Limits
 from boki.protocol.calls import Call, FunctionInfo, Outcome
@@ -116,7 +114,7 @@ class Dispatch:
     # calls
 
     def submit(self, ticket: int, call: Call, now_us: int, *, until_gone: bool = False) -> list[DispatchEffect]:
-        """Run the call. → `AnswerCall(ticket, outcome)`; with `until_gone` not before its function has ended."""
+        """Run the call. → `AnswerCall(ticket, outcome)`; with `until_gone` not before nothing of it is left."""
         if self._draining:
             self._fleet.effects.append(AnswerCall(ticket, failed(refusals.stopping())))
         else:
@@ -157,8 +155,8 @@ class Dispatch:
         return self._take()
 
     def cancel(self, ticket: int, now_us: int) -> list[DispatchEffect]:
-        """The caller has left; the call is not answered. Its time, and its children's, ends now. A try keeps its time:
-        it was given up after milliseconds, and a body that computes for longer does not cost its worker otherwise.
+        """The caller has left; only a call `until_gone` is answered. Its time, and its children's, ends now. A try
+        keeps its time: it was given up after milliseconds, and a body that computes for longer costs no worker.
         """
         live = self._live.get(ticket)
         if live is not None:
@@ -175,7 +173,7 @@ class Dispatch:
             return []
         worker, pool = live.worker, live.pool
         pool.failures = 0
-        self._leave(live)
+        self._leave(live, now_us)
         self._answer(live, outcome)
         if not worker.calls:
             self._fleet.rest(worker, now_us)
@@ -223,7 +221,7 @@ class Dispatch:
         why = self._fleet.exited(worker, how, now_us, is_innocent=is_innocent)
         calls = list(worker.calls.values())
         for live in calls:
-            self._leave(live)
+            self._leave(live, now_us)
         again = [live for live in calls if live.order >= begun and not live.answered]
         lost = [live for live in calls if live.order < begun]
         for live in lost:
@@ -298,11 +296,11 @@ class Dispatch:
         if above is not None:
             timeout_us = min(timeout_us, above.deadline_us - now_us)
         live = LiveCall(ticket, call, info, pool, depth, size_bytes, timeout_us, now_us + timeout_us, above, request)
-        self._live[ticket] = live
-        pool.held_bytes += size_bytes
-        self._fleet.due(live.deadline_us)
         if above is not None:
             above.children[request] = live
+            live.top = above if above.until_gone else above.top
+        self._keep(live)
+        self._fleet.due(live.deadline_us)
         worker = pool.pick(info.name)
         if worker is not None:
             self._send(live, worker, now_us)
@@ -317,16 +315,7 @@ class Dispatch:
         worker.sent += 1
         worker.calls[live.ticket] = live
         live.pool.take_slot(live)
-        call, info = live.call, live.info
-        told = msgspec.structs.replace(
-            call,
-            book=info.book_of(call),
-            timeout_us=max(live.deadline_us - now_us, 1),
-            depth=live.depth,
-            caller_book="",
-            retry=None,
-        )
-        self._fleet.effects.append(SendCall(worker.id, live.ticket, told))
+        self._fleet.effects.append(SendCall(worker.id, live.ticket, live.as_sent(now_us)))
 
     def _reroute(self, live: LiveCall, now_us: int) -> None:
         """The call has left a worker that never began it, or the queue of an old version: it starts over."""
@@ -337,8 +326,7 @@ class Dispatch:
             return
         live.info, live.pool = route
         live.worker = None
-        self._live[live.ticket] = live
-        live.pool.held_bytes += live.size_bytes
+        self._keep(live)
         live.pool.enqueue(live, first=True)
         self._fill(live.pool, now_us)
 
@@ -349,12 +337,19 @@ class Dispatch:
         if live.answered:
             return
         live.answered = True
-        if live.until_gone and live.state is not State.OVER:
+        if live.until_gone:
             live.untold = outcome
+            self._tell_gone(live)
         elif live.parent is None:
             self._fleet.effects.append(AnswerCall(live.ticket, outcome))
         else:
             self._deliver(live.parent, live.request, outcome)
+
+    def _tell_gone(self, live: LiveCall) -> None:
+        """Answer a call `until_gone` whose outcome is decided, if nothing of it is left."""
+        if live.untold is not None and live.state is State.OVER and not live.below:
+            self._fleet.effects.append(AnswerCall(live.ticket, live.untold))
+            live.untold = None
 
     def _deliver(self, above: LiveCall, request: int, outcome: Outcome | None) -> None:
         """A child of the call is over; None if the call itself has given it up. The last one to end wakes it."""
@@ -392,6 +387,8 @@ class Dispatch:
         if live.answered:
             return
         live.answered = True
+        if live.until_gone:
+            live.untold = failed(refusals.given_up(live))
         if live.state is State.QUEUED:
             self._drop(live)
         elif live.worker is not None and live.state is not State.OVER:
@@ -409,26 +406,34 @@ class Dispatch:
         live.pool.dequeue(live)
         self._forget(live)
 
-    def _leave(self, live: LiveCall) -> None:
-        """Out of its worker. What it still waits for is given up."""
+    def _leave(self, live: LiveCall, now_us: int) -> None:
+        """Out of its worker. What it still waits for is given up, and its time ends now."""
         assert live.worker is not None
         del live.worker.calls[live.ticket]
         if live.state is State.RUNNING:
             live.pool.free_slot(live, State.OVER)
         elif live.state is State.RESUMING:
             del live.pool.resuming[live.ticket]
+        for child in (*live.children.values(), *live.below.values()):
+            self._hurry(child, now_us)
+            self._give_up(child)
+        live.children.clear()
         self._forget(live)
-        if live.untold is not None:
-            self._fleet.effects.append(AnswerCall(live.ticket, live.untold))
-        if live.children:
-            for child in list(live.children.values()):
-                self._give_up(child)
-            live.children.clear()
+
+    def _keep(self, live: LiveCall) -> None:
+        self._live[live.ticket] = live
+        live.pool.held_bytes += live.size_bytes
+        if live.top is not None:
+            live.top.below[live.ticket] = live
 
     def _forget(self, live: LiveCall) -> None:
         live.state = State.OVER
         live.pool.held_bytes -= live.size_bytes
         del self._live[live.ticket]
+        self._tell_gone(live)
+        if live.top is not None:
+            del live.top.below[live.ticket]
+            self._tell_gone(live.top)
 
     # slots and time
 
@@ -476,21 +481,9 @@ class Dispatch:
             self._fleet.due(live.deadline_us + GRACE_US)
         else:
             self._fleet.due(now_us + GRACE_US)
-            if _blocks(live, worker, now_us):
-                self._fleet.kill(
-                    worker,
-                    "deadline",
-                    f"was killed because a call of {live.info.name!r} (invocation {live.call.id}) was past its "
-                    "deadline or cancelled, and did not end",
-                )
+            if blocks(live, worker, now_us):
+                self._fleet.kill(worker, "deadline", refusals.did_not_end(live))
 
     def _take(self) -> list[DispatchEffect]:
         effects, self._fleet.effects = self._fleet.effects, []
         return effects
-
-
-def _blocks(live: LiveCall, worker: Worker, now_us: int) -> bool:
-    """Whether an overdue call is to blame: it has been begun, or nothing else can be what holds it up."""
-    return live.order < worker.begun or not any(
-        other.order < worker.begun and now_us < other.deadline_us for other in worker.calls.values()
-    )

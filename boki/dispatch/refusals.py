@@ -10,6 +10,7 @@ from boki.dispatch.orders import RETRY_AFTER_S, Budget
 from boki.dispatch.slots import LiveCall, Pool
 from boki.errors import (
     BokiError,
+    CallCancelled,
     CallLost,
     CallTooDeep,
     DeadlineExceeded,
@@ -109,12 +110,25 @@ def overdue(live: LiveCall) -> DeadlineExceeded:
     )
 
 
+def given_up(live: LiveCall) -> CallCancelled:
+    """Its caller has cancelled it."""
+    return CallCancelled(f"the call of {live.info.name!r} was cancelled and may have run in part", outcome="unknown")
+
+
 def lost(live: LiveCall, why: str, calls: int) -> CallLost:
     """Its worker is gone, which had begun this many calls."""
     return CallLost(
         f"the worker process of the call of {live.info.name!r} {why}: the call had begun and may have run in part",
         function=live.info.name,
         calls=calls,
+    )
+
+
+def did_not_end(live: LiveCall) -> str:
+    """Why its worker is killed, to stand after "the worker process"."""
+    return (
+        f"was killed because a call of {live.info.name!r} (invocation {live.call.id}) was past its deadline or "
+        "cancelled, and did not end"
     )
 
 

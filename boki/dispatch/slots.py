@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, NamedTuple
 
+import msgspec
+
 from boki.protocol.calls import MAX_WORKERS, MEMORY_BYTES, Call, FunctionInfo, Outcome
 
 
@@ -79,7 +81,7 @@ class State(Enum):
 @dataclass(slots=True, eq=False)
 class LiveCall:
     """A call that has not left its worker (or the queue). `answered`: its outcome is decided, and its caller told, or
-    it is told when the call has left its worker (`until_gone`).
+    it is told when nothing of the call is left (`until_gone`).
     """
 
     ticket: int
@@ -96,7 +98,7 @@ class LiveCall:
     state: State = State.QUEUED
     answered: bool = False
     until_gone: bool = False
-    """Its caller may run it again, and must not while its function still runs."""
+    """Its caller may run it again, and must not while its function still runs, or a call that it has made."""
     untold: Outcome | None = None
     worker: Worker | None = None
     order: int = 0
@@ -104,8 +106,23 @@ class LiveCall:
     sent_us: int = 0
     children: dict[int, LiveCall] = field(default_factory=dict)
     """By the request ids of its worker."""
+    top: LiveCall | None = None
+    """The call `until_gone` that has made it, or one above it."""
+    below: dict[int, LiveCall] = field(default_factory=dict)
+    """Of such a call: all that are below it, also those that it waits for no longer. By ticket."""
     held: list[tuple[int, Outcome]] = field(default_factory=list)
     """Outcomes of children (by request id) that wait for a slot."""
+
+    def as_sent(self, now_us: int) -> Call:
+        """The call as its worker gets it."""
+        return msgspec.structs.replace(
+            self.call,
+            book=self.info.book_of(self.call),
+            timeout_us=max(self.deadline_us - now_us, 1),
+            depth=self.depth,
+            caller_book="",
+            retry=None,
+        )
 
 
 class PoolKey(NamedTuple):
@@ -327,6 +344,13 @@ class Pool:
         if not self.workers or (may_grow and self.missing()) or self.count(Phase.READY) < len(self.workers):
             return False
         return not any(worker.running or worker.stalled or not worker.calls for worker in self.workers.values())
+
+
+def blocks(live: LiveCall, worker: Worker, now_us: int) -> bool:
+    """Whether an overdue call is to blame: it has been begun, or nothing else can be what holds it up."""
+    return live.order < worker.begun or not any(
+        other.order < worker.begun and now_us < other.deadline_us for other in worker.calls.values()
+    )
 
 
 def _smallest(values: Iterable[int | None], default: int) -> int:

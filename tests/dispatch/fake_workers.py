@@ -79,6 +79,10 @@ class Shell:
         self.submitted: set[int] = set()
         self.waiting: set[int] = set()
         self.begun: set[int] = set()
+        self.until_gone: set[int] = set()
+        self.cancelled: set[int] = set()
+        self.above: dict[int, int] = {}
+        """Tickets of child calls -> of their parents."""
         self.requests: dict[tuple[int, int], int] = {}
         """Child requests under way: (worker, request) -> the parent's ticket."""
         self.told: dict[int, Outcome] = {}
@@ -104,12 +108,16 @@ class Shell:
         ticket = self.number()
         self.submitted.add(ticket)
         self.waiting.add(ticket)
+        if until_gone:
+            self.until_gone.add(ticket)
         call = call_of(function, **options)
         self.perform(self.dispatch.submit(ticket, call, self.now_us, until_gone=until_gone))
         return ticket
 
     def cancel(self, ticket: int) -> None:
-        self.waiting.discard(ticket)
+        self.cancelled.add(ticket)
+        if ticket not in self.until_gone:
+            self.waiting.discard(ticket)
         self.perform(self.dispatch.cancel(ticket, self.now_us))
 
     def hello(self, worker: int) -> None:
@@ -130,12 +138,13 @@ class Shell:
 
     def invoke(self, worker: int, parent: int, function: str, **options: object) -> int:
         """A call in the worker makes a child call; its request id."""
-        request = self.number()
+        request, child = self.number(), self.number()
         inside = self.workers[worker].calls[parent]
         inside.children.add(request)
         self.requests[worker, request] = parent
+        self.above[child] = parent
         call = call_of(function, depth=inside.call.depth + 1, **options)
-        self.perform(self.dispatch.child_called(worker, parent, request, self.number(), call, self.now_us))
+        self.perform(self.dispatch.child_called(worker, parent, request, child, call, self.now_us))
         return request
 
     def abandon(self, worker: int, parent: int, request: int) -> None:
@@ -203,12 +212,20 @@ class Shell:
         self.outcomes[ticket] = outcome
         if outcome.failure is not None and outcome.failure.outcome == "not_applied":
             assert ticket not in self.begun, "a call that has begun may have done something"
+        if ticket in self.until_gone:
+            left = {inside for process in self.workers.values() for inside in process.calls}
+            assert not any(self._is_in(each, ticket) for each in left), "something of it is left"
+
+    def _is_in(self, ticket: int, top: int) -> bool:
+        """Whether it is this call, or one that it has made, at any depth."""
+        return ticket == top or (ticket in self.above and self._is_in(self.above[ticket], top))
 
     def _send(self, process: FakeWorker, ticket: int, call: Call) -> None:
         assert process.state == "ready"
         assert ticket not in self.begun, "a call that has begun never runs again"
         assert ticket not in process.calls
-        assert ticket in self.waiting or ticket not in self.submitted, "nobody waits for it"
+        assert ticket not in self.cancelled, "nobody waits for it"
+        assert ticket in self.waiting or ticket not in self.submitted, "its caller has been told"
         assert call.timeout_us > 0
         assert call.book
         process.calls[ticket] = Inside(ticket, call, process.sent)

@@ -181,6 +181,25 @@ def test_a_caller_that_may_run_a_call_again_is_told_when_the_function_runs_no_mo
         assert failure(shell, ticket) == ("deadline_exceeded", "unknown")
 
 
+def test_a_cancelled_call_that_may_run_again_is_told_when_its_function_runs_no_more() -> None:
+    """At once in a queue; in a worker when it has ended there, or its worker has."""
+    for ends in (True, False):
+        shell = ready_shell(info("f"))
+        queued = shell.submit("f", until_gone=True)
+        shell.cancel(queued)
+        assert failure(shell, queued) == ("call_cancelled", "unknown")
+        worker, ticket = run(shell, "f", until_gone=True)
+        shell.cancel(ticket)
+        shell.cancel(ticket)
+        assert ticket not in shell.outcomes
+        if ends:
+            shell.end(worker, ticket)
+        else:
+            shell.exit(worker)
+        assert failure(shell, ticket) == ("call_cancelled", "unknown")
+        assert shell.dispatch.is_empty
+
+
 def test_a_cancelled_call_that_does_not_end_costs_its_worker_after_a_grace() -> None:
     """As if its deadline had come."""
     shell = ready_shell(info("f", timeout_s=1_000), info("g", timeout_s=1_000))

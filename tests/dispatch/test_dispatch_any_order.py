@@ -60,7 +60,8 @@ class Story:
         shell = self.shell
         match event:
             case "submit":
-                shell.submit(name, timeout_us=(400_000, 3_000_000, 60_000_000)[pick % 3])
+                times_us = (400_000, 3_000_000, 60_000_000)
+                shell.submit(name, timeout_us=times_us[pick % 3], until_gone=pick % 2 == 0)
             case "hello":
                 for worker in self.workers("starting", "killed"):
                     shell.hello(worker.id)

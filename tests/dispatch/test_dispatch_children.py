@@ -116,3 +116,48 @@ def test_calls_that_others_wait_for_come_first() -> None:
     assert shell.told[request] is DONE
     shell.end(worker, parent)
     assert sum(other in process.calls for process in shell.workers.values() for other in others) == 1
+
+
+def test_a_caller_that_may_run_a_call_again_is_told_when_its_children_are_gone() -> None:
+    """A child that computes has a grace, however its parent ended and whether that still waited for it."""
+    for way in ("end", "cancel", "exit"):
+        for is_awaited in (True, False):
+            shell = ready_shell(info("f"))
+            shell.install("n", 1, info("g", "n", is_async=False))
+            worker, parent = run(shell, "f", until_gone=True)
+            request = shell.invoke(worker, parent, "g")
+            other = max(shell.workers)
+            shell.hello(other)
+            shell.begin(other)
+            if not is_awaited:
+                shell.abandon(worker, parent, request)
+            if way == "cancel":
+                shell.cancel(parent)
+            if way == "exit":
+                shell.exit(worker)
+            else:
+                shell.end(worker, parent)
+            shell.tick(0.4)
+            assert parent not in shell.outcomes
+            assert shell.workers[other].state == "ready"
+            shell.tick(0.2)
+            assert shell.workers[other].state == "killed"
+            assert parent not in shell.outcomes
+            shell.exit(other)
+            assert parent in shell.outcomes, (way, is_awaited)
+            assert shell.dispatch.is_empty
+
+
+def test_children_that_compute_for_a_lost_parent_are_killed_after_a_grace() -> None:
+    """Also where no caller may run it again: nobody waits for what they do."""
+    shell = ready_shell(info("f"))
+    shell.install("n", 1, info("g", "n", is_async=False))
+    worker, parent = run(shell, "f")
+    shell.invoke(worker, parent, "g")
+    other = max(shell.workers)
+    shell.hello(other)
+    shell.begin(other)
+    shell.exit(worker)
+    assert parent in shell.outcomes
+    shell.tick(0.6)
+    assert shell.workers[other].state == "killed"
