@@ -20,6 +20,7 @@ from boki.books.calls.logged_calls import LoggedCalls
 from boki.books.calls.waiting import Owner
 from boki.config.loading import DevConfig
 from boki.dispatch.server.pools import FunctionHost
+from boki.dispatch.server.until_gone import run_until_gone
 from boki.engine.server.log_service import LogService
 from boki.errors import InvalidArgument, StoreFailed
 from boki.gateway.backend import Deployments, EngineWatcher, StreamControl
@@ -68,7 +69,7 @@ class Dev:
         )
         self.calls = LoggedCalls(
             self.service,
-            partial(self.functions.call, until_gone=True),
+            partial(run_until_gone, self.functions),
             me=Owner(ENGINE, log.engine.incarnation),
             keep_s=config.keep_calls_s,
             limits=config.limits,

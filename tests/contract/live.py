@@ -20,6 +20,7 @@ from boki.api.logbook import LogBook, LogSession
 from boki.api.port import LogPort
 from boki.client import BlockingClient, Client
 from boki.config.loading import DevConfig
+from boki.dispatch.server.until_gone import run_until_gone
 from boki.engine.server.log_service import LogService
 from boki.launch.dev import Dev
 from boki.node.local_log import LocalLog
@@ -103,7 +104,7 @@ def dev_system(*stopped: str, **settings: Any) -> Iterator[tuple[LoopThread, Dev
 async def run_in_worker(dev: Dev, function: str, scenario: str, book: str) -> None:
     """Run a scenario in a worker process; its traceback is the error."""
     payload = Payload("text", scenario.encode())
-    outcome = await dev.functions.call(Call(uuid4().hex, function, payload, book, 120_000_000))
+    outcome = await run_until_gone(dev.functions, Call(uuid4().hex, function, payload, book, 120_000_000))
     assert outcome.failure is None, outcome.failure
     assert outcome.result is not None
     assert not outcome.result.data, outcome.result.data.decode()

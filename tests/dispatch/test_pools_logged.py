@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
+from boki.dispatch.orders import SendCancel
+from boki.dispatch.server.until_gone import run_until_gone
 from boki.protocol.calls import ChosenId, InvocationState, Payload, Suspension, WakeOn
-from tests.engine.host import drive, hosting
+from tests.engine.host import Gate, drive, hosting
 
 SUSPENDING = {
     "naps": """
@@ -82,5 +85,61 @@ def test_a_function_starts_asks_for_and_cancels_logged_calls_by_id(tmp_path: Pat
             assert host.asked_calls == [("cd" * 16, 0, "cancel"), ("cd" * 16, 2, "")]
             failure = await host.failure("look" + suffix, "ef" * 16)
             assert "NoSuchInvocation: no logged call has the id ef" in failure.message
+
+    drive(test())
+
+
+COMPUTING = {
+    "m": """
+    @function
+    def late(ctx: boki.blocking.Context, gate: str) -> None:
+        wait_at(gate)
+        while True:
+            try:
+                ctx.logbook.append(b"late")
+            except boki.DeadlineExceeded:
+                break
+    """
+}
+
+
+def test_a_run_that_is_cancelled_while_it_computes_ends_before_its_call_is_over_and_appends_no_more(
+    tmp_path: Path,
+) -> None:
+    """The call may be run again then. A blocking worker looks for its cancellation before it asks for anything."""
+
+    async def test() -> None:
+        async with hosting(tmp_path, COMPUTING) as host:
+            with Gate(tmp_path / "gate") as gate:
+                running = asyncio.ensure_future(run_until_gone(host, host.call_of("late", gate.path)))
+                await gate.arrived()
+                running.cancel()
+                await host.until(lambda: any(isinstance(effect, SendCancel) for effect in host.effects))
+                (link,) = host._processes.links.values()
+                for _ in range(3):  # what is sent leaves with these turns of the loop
+                    await asyncio.sleep(0)
+                assert not link._transport.get_write_buffer_size()
+                assert not running.done()
+                gate.open()
+                with pytest.raises(asyncio.CancelledError):
+                    await running
+                assert host._dispatch.is_empty
+                assert not host.operations
+
+    drive(test())
+
+
+def test_a_computing_run_that_is_cancelled_is_over_with_its_worker(tmp_path: Path) -> None:
+    """It has a grace, and its caller waits for that."""
+
+    async def test() -> None:
+        async with hosting(tmp_path, COMPUTING) as host:
+            with Gate(tmp_path / "gate") as gate:
+                running = asyncio.ensure_future(run_until_gone(host, host.call_of("late", gate.path)))
+                await gate.arrived()
+                running.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await running
+                assert len(host.ended) == 1
 
     drive(test())

@@ -152,6 +152,13 @@ class Host(FunctionHost):
         data = b"" if payload is None else msgspec.json.encode(payload)
         return Call(f"{next(self._ids):032x}", function, Payload("json", data), "", int(timeout_s * 1e6), **more)
 
+    def call(self, call: Call) -> asyncio.Future[Outcome]:
+        """Run the call. Cancelling the future, or the task that awaits it, cancels the call."""
+        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        ticket = self.start_call(call, lambda outcome: None if future.done() else future.set_result(outcome))
+        future.add_done_callback(lambda ended: self.cancel_call(ticket) if ended.cancelled() else None)
+        return future
+
     async def run(self, function: str, payload: object = None, **options: Any) -> Outcome:
         """Call and wait."""
         return await asyncio.wait_for(self.call(self.call_of(function, payload, **options)), TIMEOUT_S)

@@ -36,7 +36,8 @@ from boki.protocol.calls import Call, InvocationState, Outcome, version_of
 _log = logging.getLogger("boki.protocol.calls")
 
 Run = Callable[[Call], Awaitable[Outcome]]
-"""Runs a body. Returns once it has ended, or its worker has, also if it was too late before: another may begin then."""
+"""Runs a body. Returns once it has ended, or its worker has, also if it was too late or cancelled before: another may
+begin then."""
 
 Next = int | Outcome | Waiting | None
 """What follows a run: when the next one is due; or how the call has ended; or what it is suspended for; None: it is
@@ -68,7 +69,8 @@ class Runner:
         self._run = run
         self._clock = clock
         self._jobs: dict[str, _Job] = {}
-        self._bodies: dict[str, asyncio.Future[Outcome]] = {}
+        self._bodies: dict[str, asyncio.Future[Outcome] | None] = {}
+        """What runs; None: it was cancelled, and has not ended."""
 
     async def run(self, waiting: Waiting, known: tuple[Accepted, int] | None, *, origin: Origin) -> Next:
         """One run of a call's body, and what follows. `known`: its acceptance, if it need not be read from the book."""
@@ -97,6 +99,7 @@ class Runner:
         """The call is over: end its body, if it runs."""
         body = self._bodies.get(invocation_id)
         if body is not None:
+            self._bodies[invocation_id] = None  # cancelled again, it would not wait for its end
             body.cancel()
 
     def forget(self, invocation_id: str) -> None:
@@ -183,12 +186,13 @@ class Runner:
         """Run the body; None if the call was cancelled meanwhile."""
         body = self._bodies[call.id] = asyncio.ensure_future(self._run(call))
         try:
-            return await body
+            return await asyncio.shield(body)
         except BokiError as error:
             return Outcome(None, Failure.of(error))
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
+                body.cancel()  # this engine stops: it does not wait for the end
                 raise
             return None
         finally:

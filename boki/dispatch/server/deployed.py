@@ -25,6 +25,7 @@ from boki.books.functions.version_book import VersionBook
 from boki.books.functions.versions import Deployed, Versions
 from boki.dispatch.server.earlier import EarlierVersions
 from boki.dispatch.server.pools import FunctionHost
+from boki.dispatch.server.until_gone import run_until_gone
 from boki.errors import BokiError, CorruptData, InvalidArgument, NoSuchFunction, NotFound, Trimmed, Unavailable
 from boki.log.limits import DEFAULT_LIMITS, Limits
 from boki.protocol.call_messages import ActivateBundle, BundleActivated
@@ -120,7 +121,7 @@ class DeployedFunctions:
                 raise Unavailable(f"version {pinned} of the functions cannot be run here now: {error}") from None
         if call.function not in self._functions.functions and self._is_due(call.function):
             raise _not_yet(call)
-        outcome = await self._functions.call(call, until_gone=True)
+        outcome = await run_until_gone(self._functions, call)
         failure = outcome.failure
         if failure is not None and failure.code == NoSuchFunction.code and self._is_due(call.function):
             raise _not_yet(call)  # it was queued when the version that had it was replaced

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from boki.dispatch.server.pools import FunctionHost
+from boki.dispatch.server.until_gone import run_until_gone
 from boki.errors import BokiError, Unavailable
 from boki.protocol.calls import Call, Outcome
 
@@ -52,7 +53,7 @@ class EarlierVersions:
             host = await self._host(number)
             if has_function and call.function not in host.functions and (error := await host.try_broken()):
                 raise Unavailable(f"{call.function!r} of version {number} cannot be loaded here now: {error}")
-            return await host.call(call, until_gone=True)
+            return await run_until_gone(host, call)
         finally:
             self._calls[number] -= 1
             if not self._calls[number]:

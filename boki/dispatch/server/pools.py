@@ -245,8 +245,8 @@ class FunctionHost:
     ) -> int:
         """Run the call; `done` is called once with how it ended, maybe at once. A number for `cancel_call`.
 
-        A call that is past its deadline ends at once for its caller, or `until_gone` when its function has. `take` is
-        given what it streams.
+        A call that is past its deadline ends at once for its caller, or `until_gone` when nothing of it is left. `take`
+        is given what it streams.
         """
         ticket = next(self._tickets)
         self.streams.open(ticket, take)
@@ -254,20 +254,17 @@ class FunctionHost:
         self._perform(self._dispatch.submit(ticket, call, now_us(), until_gone=until_gone))
         return ticket
 
-    def cancel_call(self, ticket: int) -> None:
-        """Abandon the call: its `done` is not called, and its function is cancelled."""
+    def cancel_call(self, ticket: int, gone: Callable[[Outcome], None] | None = None) -> None:
+        """Abandon the call: its `done` is not called, and its function is cancelled. `gone` is called when a call
+        `until_gone` is over.
+        """
         self.streams.close(ticket)
         if self._done.pop(ticket, None) is not None:
             if self._watch_calls is not None:
                 self._watch_calls.cancelled(ticket)
+            if gone is not None:
+                self._done[ticket] = gone
             self._perform(self._dispatch.cancel(ticket, now_us()))
-
-    def call(self, call: Call, *, until_gone: bool = False) -> asyncio.Future[Outcome]:
-        """Run the call, see `start_call`: its end. Cancelling that, or the task that awaits it, cancels the call."""
-        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        ticket = self.start_call(call, lambda outcome: _end(future, outcome), until_gone=until_gone)
-        future.add_done_callback(lambda ended: self.cancel_call(ticket) if ended.cancelled() else None)
-        return future
 
     # what dispatch asks
 
@@ -488,8 +485,3 @@ class FunctionHost:
             for name, module in after.items():
                 if name in described or module != before.get(name):
                     announce(module)
-
-
-def _end(future: asyncio.Future[Outcome], outcome: Outcome) -> None:
-    if not future.done():
-        future.set_result(outcome)

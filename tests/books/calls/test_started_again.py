@@ -35,6 +35,21 @@ class Slow(Gate):
                     await self.left.wait()
 
 
+class Leaving(Gate):
+    """A body whose end is awaited for as long as it takes, when it is cancelled once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = asyncio.Event()
+
+    async def __call__(self, call: Call) -> Outcome:
+        try:
+            return await super().__call__(call)
+        except asyncio.CancelledError:
+            await self.left.wait()
+            raise
+
+
 def start(number: int, attempts: int = 4) -> Call:
     """The start of that number, under the same id; one that has ended gives way to it."""
     return msgspec.structs.replace(
@@ -64,6 +79,45 @@ def test_a_call_that_is_started_again_while_its_body_ends_has_its_first_run_then
         assert (state.state, state.attempts, state.errors) == ("done", 1, {})
         assert [(call.run, call.attempt) for call in world.ran] == [(1, 1), (1, 1)]
         await calls.stop()
+
+    run(scenario())
+
+
+def test_a_call_that_was_cancelled_and_is_retried_runs_when_nothing_of_its_last_run_is_left() -> None:
+    """The engine hears of the cancellation twice, from its caller and from the log: it still waits for the end."""
+
+    async def scenario() -> None:
+        world = CallWorld()
+        body = world.bodies["body"] = Leaving()
+        calls = await world.start()
+        await calls.accept(start(1))
+        await body.started.wait()
+        await calls.cancel(start(1).id)
+        await time_passes(0.1)
+        await calls.retry(start(1).id)
+        await time_passes(1)
+        assert len(world.ran) == 1, "one body at a time"
+        world.bodies["body"] = echo
+        body.left.set()
+        assert (await calls.state(start(1).id, wait_s=10)).state == "done"
+        assert len(world.ran) == 2
+        await calls.stop()
+
+    run(scenario())
+
+
+def test_an_engine_that_stops_does_not_wait_for_the_end_of_a_body() -> None:
+    """Its worker may have asked for a write that the log does not decide."""
+
+    async def scenario() -> None:
+        world = CallWorld()
+        body = world.bodies["body"] = Leaving()
+        calls = await world.start()
+        await calls.accept(start(1))
+        await body.started.wait()
+        await asyncio.wait_for(calls.stop(0), 1)
+        body.left.set()
+        await time_passes(0)
 
     run(scenario())
 
