@@ -169,16 +169,10 @@ class BlockingWorker:
     def _pass_on(self, ticket: int, chunks: list[ResultChunk]) -> None:
         for chunk in chunks:
             with self._arrived:
-                while True:
-                    is_readable = not self._is_read and bool(select([self._socket], (), (), 0)[0])
-                    if is_readable:
-                        self._read_or_wait()
-                    elif self._cancelled == ticket:
-                        raise _ReaderLeftError
-                    elif chunk.number - self._taken > WINDOW:
-                        self._read_or_wait()
-                    else:
-                        break
+                while not self._was_cancelled(ticket) and chunk.number - self._taken > WINDOW:
+                    self._read_or_wait()
+                if self._cancelled == ticket:
+                    raise _ReaderLeftError
             self._send(encode_frame(Streamed(ticket, chunk)))
 
     # the socket
@@ -217,6 +211,12 @@ class BlockingWorker:
                 self._answers[frame.id] = frame
         self._arrived.notify_all()
 
+    def _was_cancelled(self, ticket: int) -> bool:
+        """With `_arrived` held: whether the call was cancelled, also by what has come and was not read."""
+        while not self._is_read and select([self._socket], (), (), 0)[0]:
+            self._read_or_wait()
+        return self._cancelled == ticket
+
     def _receive(self) -> bytes:
         try:
             data = self._socket.recv(_READ_BYTES)
@@ -237,7 +237,7 @@ class BlockingWorker:
     def ask(self, ticket: int, request_id: int, frame: bytes, kind: type[R]) -> R:
         """Send the request of that call and wait for its answer.
 
-        `TooLarge` if no frame holds it; `DeadlineExceeded` if the engine cancels the call meanwhile.
+        `TooLarge` if no frame holds it; `DeadlineExceeded` if the engine has cancelled the call, or does so meanwhile.
         """
         if len(frame) > self._max_frame_bytes:
             raise TooLarge(
@@ -245,13 +245,15 @@ class BlockingWorker:
                 limit=self._limits.request_bytes,
             )
         with self._arrived:
+            if self._was_cancelled(ticket):  # the call may run again soon: nothing of this run may come after
+                raise _cancelled()
             self._answers[request_id] = None
         self._send(frame)
         with self._arrived:
             while (answer := self._answers[request_id]) is None:
                 if self._cancelled == ticket:
                     del self._answers[request_id]
-                    raise DeadlineExceeded("the call was cancelled: nobody waits for it any more")
+                    raise _cancelled()
                 self._read_or_wait()
             del self._answers[request_id]
         if not isinstance(answer, kind):
@@ -262,6 +264,10 @@ class BlockingWorker:
         """`merge_positions` for threads of a function: none may put back what another has raised meanwhile."""
         with self._arrived:
             merge_positions(positions, seen)
+
+
+def _cancelled() -> DeadlineExceeded:
+    return DeadlineExceeded("the call was cancelled: nobody waits for it any more")
 
 
 @contextmanager
