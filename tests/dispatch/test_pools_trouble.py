@@ -20,6 +20,8 @@ MODULES = {
     import signal
     import subprocess
 
+    from boki.api.suspension import CallsById
+
     @function(concurrency=8)
     async def die(ctx: Context, how: str) -> None:
         end_by(how)
@@ -80,6 +82,14 @@ MODULES = {
     @function
     async def append(ctx: Context) -> None:
         await ctx.logbook.append(b"x")
+
+    @function
+    async def log_later(ctx: Context) -> None:
+        await ctx.invoke_later(append)
+
+    @function
+    async def cancel_other(ctx: Context) -> None:
+        await CallsById(ctx).cancel("ab" * 16)
     """,
     "hungry": """
     @function(memory_bytes=160 << 20)
@@ -306,6 +316,29 @@ def test_a_lost_call_is_told_only_when_its_appends_are_decided(tmp_path: Path) -
             await host.until(lambda: link.is_closed and bool(link.ending))
             assert not lost.done()
             host.unanswered[0][1](Appended(1), {})
+            outcome = await lost
+            assert outcome.failure is not None
+            assert outcome.failure.code == "call_lost"
+
+    drive(test())
+
+
+@pytest.mark.parametrize("function", ["log_later", "cancel_other"])
+def test_a_lost_call_is_told_only_when_what_it_has_done_to_logged_calls_is_decided(
+    tmp_path: Path, function: str
+) -> None:
+    """A call that it asked to be logged, or a cancellation, must not take effect beside its next run."""
+
+    async def test() -> None:
+        async with hosting(tmp_path, MODULES) as host:
+            host.may_log_calls.clear()
+            lost = host.begin(function)
+            await host.until(lambda: bool(host.later_calls or host.asked_calls))
+            (link,) = host._processes.links.values()
+            os.kill(link.pid, signal.SIGKILL)
+            await host.until(lambda: link.is_closed and bool(link.ending))
+            assert not lost.done()
+            host.may_log_calls.set()
             outcome = await lost
             assert outcome.failure is not None
             assert outcome.failure.code == "call_lost"

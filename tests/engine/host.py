@@ -67,6 +67,8 @@ class Host(FunctionHost):
         self.unanswered: list[tuple[Operation, Finish]] = []
         self.holds_appends = False
         self.holds_reads = False
+        self.may_log_calls = asyncio.Event()
+        self.may_log_calls.set()
         self.abandoned: list[Finish] = []
         self.retries = 0
         self.fails: BokiError | None = None
@@ -96,10 +98,14 @@ class Host(FunctionHost):
         if key == "bad":
             raise InvalidArgument("that key is bad", field="key")
         self.later_calls.append((call, delay_s, key))
+        self._look()
+        await self.may_log_calls.wait()
         return Begun(call.id)
 
     async def _tell_call(self, invocation_id: str, wait_s: float, change: CallChange) -> InvocationState:
         self.asked_calls.append((invocation_id, wait_s, change))
+        self._look()
+        await self.may_log_calls.wait()
         if invocation_id not in self.known_calls:
             raise NoSuchInvocation(f"no logged call has the id {invocation_id}")
         return self.known_calls[invocation_id]

@@ -27,15 +27,12 @@ class LoggedRequests:
         self._ask = ask
 
     async def accept(self, link: WorkerLink, frame: InvokeLater, call: Call) -> None:
-        """Log the call of that frame, as it is to be logged. Its worker is kept until the answer is there."""
-        link.hold()
+        """Log the call of that frame, as it is to be logged."""
         try:
             begun = await self._later(call, frame.delay_s, frame.key)
             answer = Accepted(frame.id, begun.id, None, begun.result)
         except BokiError as error:
             answer = Accepted(frame.id, "", Failure.of(error))
-        finally:
-            link.release()
         link.send(answer)
 
     async def tell(self, frame: AskCall, send: Callable[[CallTold], None]) -> None:

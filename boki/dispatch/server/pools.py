@@ -385,9 +385,9 @@ class FunctionHost:
             case Streamed():
                 self.streams.deliver(worker, frame)
             case InvokeLater():
-                self._spawn(self._logged.accept(link, frame, self._to_be_logged(frame.call)))
+                self._spawn(self._logged.accept(link, frame, self._to_be_logged(frame.call)), link)
             case AskCall():
-                self._spawn(self._logged.tell(frame, partial(self._send, worker)))
+                self._spawn(self._logged.tell(frame, partial(self._send, worker)), link if frame.change else None)
             case Abandon(request, parent):
                 if self._watch_calls is not None:
                     self._watch_calls.child_abandoned(worker, request)
@@ -425,10 +425,14 @@ class FunctionHost:
         if dropped:
             _log.warning("%d console lines of functions were left out: they came faster than they are shown", dropped)
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+    def _spawn(self, work: Coroutine[None, None, None], writer: WorkerLink | None = None) -> None:
+        """`writer`: the worker that has asked for this write."""
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        if writer is not None:
+            writer.hold(is_write=True)
+            task.add_done_callback(lambda _: writer.release(is_write=True))
 
     # modules
 

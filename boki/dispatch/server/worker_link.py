@@ -1,8 +1,8 @@
 """The engine's end of one worker's socket: frames in and out, and its operations carried to the log.
 
 A worker is gone when three things are known, in whatever order they come: its socket is closed, so that everything it
-has said was heard; the zygote has told how it ended; and every write that it had asked of the log is decided, so that
-nothing of it can happen after its calls were reported lost and maybe begun again.
+has said was heard; the zygote has told how it ended; and every write that it had asked for is decided, be it of the log
+or of logged calls, so that nothing of it can happen after its calls were reported lost and maybe begun again.
 """
 
 from __future__ import annotations
@@ -205,17 +205,23 @@ class WorkerLink(asyncio.Protocol):
             self._keeper.link_gone(self)
             self.owner.gone(self)
 
-    def hold(self) -> None:
-        """One more thing is under way for the worker; with too many it is not listened to."""
+    def hold(self, *, is_write: bool) -> None:
+        """One more thing is under way for the worker; with too many it is not listened to. It is not gone while one of
+        them is a write.
+        """
         self._requests += 1
+        self._writes += is_write
         if self._requests > _MAX_REQUESTS:
             self._listen()
 
-    def release(self) -> None:
+    def release(self, *, is_write: bool) -> None:
         """It is done."""
         self._requests -= 1
+        self._writes -= is_write
         if self._is_paused:
             self._listen()
+        if is_write and self.is_closed:
+            self._check_gone()
 
     # the log
 
@@ -235,8 +241,7 @@ class WorkerLink(asyncio.Protocol):
             self.send(LogReply(request.id, request.positions, Failure.of(error)))
             return
         is_write = isinstance(operation, _WRITES)
-        self._writes += is_write
-        self.hold()
+        self.hold(is_write=is_write)
         finish = partial(self._reply, request.id, is_write)
         if isinstance(operation, Read) and operation.wait_us:
             self._waiting_reads[request.id] = finish
@@ -246,17 +251,13 @@ class WorkerLink(asyncio.Protocol):
         finish = self._waiting_reads.pop(request_id, None)
         if finish is not None:
             self._log.abandon(finish)
-            self.release()
+            self.release(is_write=False)
 
     def _reply(self, request_id: int, is_write: bool, answer: Answer, positions: Positions) -> None:
         self._waiting_reads.pop(request_id, None)
         if not self.is_closed:
             self.send(LogReply(request_id, positions, answer))
-        self.release()
-        if is_write:
-            self._writes -= 1
-            if self.is_closed:
-                self._check_gone()
+        self.release(is_write=is_write)
 
 
 def ending_of(status: int) -> str:
