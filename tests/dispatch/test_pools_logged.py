@@ -9,6 +9,7 @@ import pytest
 
 from boki.dispatch.orders import SendCancel
 from boki.dispatch.server.until_gone import run_until_gone
+from boki.log.operations import Appended
 from boki.protocol.calls import ChosenId, InvocationState, Payload, Suspension, WakeOn
 from tests.engine.host import Gate, drive, hosting
 
@@ -99,6 +100,11 @@ COMPUTING = {
                 ctx.logbook.append(b"late")
             except boki.DeadlineExceeded:
                 break
+
+    @function
+    async def append(ctx: Context, timeout_s: float) -> None:
+        async with asyncio.timeout(timeout_s):
+            await ctx.logbook.append(b"x")
     """
 }
 
@@ -141,5 +147,32 @@ def test_a_computing_run_that_is_cancelled_is_over_with_its_worker(tmp_path: Pat
                 with pytest.raises(asyncio.CancelledError):
                     await running
                 assert len(host.ended) == 1
+
+    drive(test())
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_run_that_fails_is_over_when_its_appends_are_decided(tmp_path: Path, *, is_cancelled: bool) -> None:
+    """A function may stop waiting for one; the next run must not begin before it. Later ones are not waited for."""
+
+    async def test() -> None:
+        async with hosting(tmp_path, COMPUTING) as host:
+            host.holds_appends = True
+            call = host.call_of("append", 60 if is_cancelled else 0.05)
+            running = asyncio.ensure_future(run_until_gone(host, call))
+            await host.until(lambda: len(host.unanswered) == 1)
+            if is_cancelled:
+                running.cancel()
+            await host.until(lambda: host._dispatch.is_empty)
+            for _ in range(3):
+                await asyncio.sleep(0)
+            assert not running.done()
+            other = host.begin("append", 60)
+            await host.until(lambda: len(host.unanswered) == 2)
+            host.unanswered[0][1](Appended(1), {})
+            await asyncio.wait([running])
+            assert running.cancelled() if is_cancelled else running.result().failure
+            host.unanswered[1][1](Appended(2), {})
+            assert (await other).failure is None
 
     drive(test())

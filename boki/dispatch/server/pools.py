@@ -255,9 +255,7 @@ class FunctionHost:
         return ticket
 
     def cancel_call(self, ticket: int, gone: Callable[[Outcome], None] | None = None) -> None:
-        """Abandon the call: its `done` is not called, and its function is cancelled. `gone` is called when a call
-        `until_gone` is over.
-        """
+        """Cancel the call's function; its `done` is not called. `gone` is, once a call `until_gone` is over."""
         self.streams.close(ticket)
         if self._done.pop(ticket, None) is not None:
             if self._watch_calls is not None:
@@ -265,6 +263,10 @@ class FunctionHost:
             if gone is not None:
                 self._done[ticket] = gone
             self._perform(self._dispatch.cancel(ticket, now_us()))
+
+    async def writes_decided(self) -> None:
+        """Return once all writes that workers have asked for until now are decided."""
+        await asyncio.gather(*(link.writes_decided() for link in self._processes.links.values()))
 
     # what dispatch asks
 
@@ -431,8 +433,8 @@ class FunctionHost:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         if writer is not None:
-            writer.hold(is_write=True)
-            task.add_done_callback(lambda _: writer.release(is_write=True))
+            write = writer.hold(is_write=True)
+            task.add_done_callback(lambda _: writer.release(write))
 
     # modules
 

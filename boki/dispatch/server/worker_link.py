@@ -11,6 +11,7 @@ import asyncio
 import signal
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import count
 from typing import Final, Protocol, cast
 
 from boki.errors import BokiError, CorruptData
@@ -109,7 +110,11 @@ class WorkerLink(asyncio.Protocol):
         self._out: list[bytes] = []
         self._is_flush_due = False
         self._requests = 0
-        self._writes = 0
+        self._writes: set[int] = set()
+        """Those under way, by number."""
+        self._write_numbers = count(1)
+        self._write_decided = asyncio.Event()
+        """Set for a moment each time."""
         self._is_slow = False
         self._is_paused = False
 
@@ -205,23 +210,35 @@ class WorkerLink(asyncio.Protocol):
             self._keeper.link_gone(self)
             self.owner.gone(self)
 
-    def hold(self, *, is_write: bool) -> None:
+    def hold(self, *, is_write: bool) -> int:
         """One more thing is under way for the worker; with too many it is not listened to. It is not gone while one of
-        them is a write.
+        them is a write. The number of the write, else 0.
         """
         self._requests += 1
-        self._writes += is_write
         if self._requests > _MAX_REQUESTS:
             self._listen()
+        number = next(self._write_numbers) if is_write else 0
+        if is_write:
+            self._writes.add(number)
+        return number
 
-    def release(self, *, is_write: bool) -> None:
-        """It is done."""
+    def release(self, write: int) -> None:
+        """What was held under this number is done."""
         self._requests -= 1
-        self._writes -= is_write
         if self._is_paused:
             self._listen()
-        if is_write and self.is_closed:
-            self._check_gone()
+        if write:
+            self._writes.remove(write)
+            self._write_decided.set()
+            self._write_decided.clear()
+            if self.is_closed:
+                self._check_gone()
+
+    async def writes_decided(self) -> None:
+        """Return once all writes that are under way now are decided."""
+        under_way = set(self._writes)
+        while under_way & self._writes:
+            await self._write_decided.wait()
 
     # the log
 
@@ -240,9 +257,7 @@ class WorkerLink(asyncio.Protocol):
         except BokiError as error:
             self.send(LogReply(request.id, request.positions, Failure.of(error)))
             return
-        is_write = isinstance(operation, _WRITES)
-        self.hold(is_write=is_write)
-        finish = partial(self._reply, request.id, is_write)
+        finish = partial(self._reply, request.id, self.hold(is_write=isinstance(operation, _WRITES)))
         if isinstance(operation, Read) and operation.wait_us:
             self._waiting_reads[request.id] = finish
         self._log.submit(operation, request.positions, max(request.timeout_us, 0), finish)
@@ -251,13 +266,13 @@ class WorkerLink(asyncio.Protocol):
         finish = self._waiting_reads.pop(request_id, None)
         if finish is not None:
             self._log.abandon(finish)
-            self.release(is_write=False)
+            self.release(0)
 
-    def _reply(self, request_id: int, is_write: bool, answer: Answer, positions: Positions) -> None:
+    def _reply(self, request_id: int, write: int, answer: Answer, positions: Positions) -> None:
         self._waiting_reads.pop(request_id, None)
         if not self.is_closed:
             self.send(LogReply(request_id, positions, answer))
-        self.release(is_write=is_write)
+        self.release(write)
 
 
 def ending_of(status: int) -> str:
