@@ -90,7 +90,7 @@ class CallBook:
         self._is_recovering = False
         self._ends: dict[str, asyncio.Future[tuple[Finished, int] | None]] = {}
         """Unfinished calls whose end is waited for here: the record and its time; None: look for yourself."""
-        self._on_entry: Callable[[Entry], None] = _ignore
+        self._on_entry: Callable[[Entry, int], None] = _ignore
         self._on_recovered: Callable[[], None] = _ignore
 
     # following
@@ -116,7 +116,7 @@ class CallBook:
             if isinstance(entry, Finished) and not self.ledger.has_later(entry.id):
                 self._tell_end(entry.id, (entry, record.time))
             if not self._is_recovering:
-                self._on_entry(entry)
+                self._on_entry(entry, record.seqnum)
         if page.is_end and self._is_recovering:
             self._is_recovering = False
             for invocation_id in list(self._ends):  # it may have ended by what was trimmed
@@ -145,8 +145,8 @@ class CallBook:
             waiting += part.waiting
         return Checkpoint(checkpoint.fold_from, tuple(waiting))
 
-    async def follow(self, on_entry: Callable[[Entry], None], on_recovered: Callable[[], None]) -> None:
-        """Fold what comes, forever; `on_entry` is told of each record after it was folded.
+    async def follow(self, on_entry: Callable[[Entry, int], None], on_recovered: Callable[[], None]) -> None:
+        """Fold what comes, forever; `on_entry` is told of each record, and its seqnum, after it was folded.
 
         If others have trimmed what was not yet read, the ledger is made again, and `on_recovered` is told.
         """

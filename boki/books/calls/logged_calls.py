@@ -361,7 +361,7 @@ class LoggedCalls:
 
     # Following, and taking over
 
-    def _on_entry(self, entry: Entry) -> None:
+    def _on_entry(self, entry: Entry, seqnum: int) -> None:
         """The next record of the book has been read and folded."""
         if isinstance(entry, TakenOver) and entry.heir == self._me:
             self._adopt_all()
@@ -369,6 +369,8 @@ class LoggedCalls:
             self._adopt_all(entry.call.id)  # the append had an answer that did not arrive
         elif isinstance(entry, Finished) and entry.id not in self._book.ledger.waiting:
             self._on_end(entry.id, entry.outcome)
+        elif isinstance(entry, Finished):
+            self._runner.cancel(entry.id, seqnum)  # it has begun again already, and would end with its old body
         elif isinstance(entry, Accepted | TakenOver):
             self._takeover.watch_soon()  # its owner may be gone already
         self._housekeeping.look()

@@ -30,6 +30,7 @@ from boki.books.calls.runs import Runs, engine_lost, is_refusal, policy_of, refu
 from boki.books.calls.waiting import Waiting
 from boki.errors import BokiError
 from boki.host.lines import FACTS, SPEAKER, speaker
+from boki.log.ids import MAX_SEQNUM
 from boki.log.operations import Append, Failure
 from boki.protocol.calls import Call, InvocationState, Outcome, version_of
 
@@ -95,10 +96,10 @@ class Runner:
             return await self._book.suspend(job.waiting, outcome.suspended, job.runs)
         return await self._settle(job, *loaded, outcome)
 
-    def cancel(self, invocation_id: str) -> None:
-        """The call is over: end its body, if it runs."""
+    def cancel(self, invocation_id: str, end_seqnum: int = MAX_SEQNUM) -> None:
+        """The call is over, by the record there: end its body, if it runs and is not of a later life."""
         body = self._bodies.get(invocation_id)
-        if body is not None:
+        if body is not None and self._jobs[invocation_id].waiting.seqnum < end_seqnum:
             self._bodies[invocation_id] = None  # cancelled again, it would not wait for its end
             body.cancel()
 

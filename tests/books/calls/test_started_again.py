@@ -12,6 +12,7 @@ from boki.books.calls.call_book import CallBook
 from boki.books.calls.ledger import CODEC, Accepted, CallEntry, Finished
 from boki.books.calls.waiting import Owner
 from boki.errors import FunctionFailed
+from boki.log.operations import Answer, Operation, Read
 from boki.log.record import Page, Record
 from boki.protocol.calls import Call, ChosenId, Outcome
 from boki.retry import Retry
@@ -104,6 +105,37 @@ def test_a_call_that_was_cancelled_and_is_retried_runs_when_nothing_of_its_last_
         await calls.stop()
 
     run(scenario())
+
+
+def test_an_old_body_does_not_end_a_new_life_that_its_engine_began_before_it_read_of_the_cancellation() -> None:
+    """Another engine had cancelled the call. The old body is cancelled as soon as that is read; a new one is not."""
+
+    @with_engines("a", "b")
+    async def scenario(cluster: Cluster) -> None:
+        port = cluster.engines["a"].port
+        answer, may_follow = port._answer, asyncio.Event()
+
+        async def held(operation: Operation) -> Answer:
+            found = await answer(operation)
+            if isinstance(operation, Read) and operation.wait_us:
+                await may_follow.wait()
+            return found
+
+        port._answer = held
+        body = cluster.bodies["body"] = Gate()
+        calls = cluster.engines["a"].calls
+        await calls.accept(start(1))
+        await body.started.wait()
+        await cluster.engines["b"].calls.cancel(start(1).id)
+        await calls.accept(start(2))
+        new = cluster.bodies["body"] = Gate()
+        may_follow.set()
+        await time_passes(1)
+        assert new.started.is_set()
+        assert (await calls.state(start(2).id)).state == "running"
+        new.opened.set()
+        state = await calls.state(start(2).id, wait_s=10)
+        assert (state.state, state.attempts, cluster.runs[start(2).id]) == ("done", 1, 2)
 
 
 def test_an_engine_that_stops_does_not_wait_for_the_end_of_a_body() -> None:
