@@ -46,9 +46,9 @@ class Body:
         self, scopes: Scopes, flow_id: str, book: str, fn: Callable[..., Any], arguments: tuple[Any, ...]
     ) -> None:
         self.scopes = scopes
+        """What the numbers of its commands and calls are unique in."""
         self.continue_after = 0
         """After this many steps, timers and calls it may begin as new by itself; 0: never."""
-        """What the numbers of its commands and calls are unique in."""
         self.flow_id = flow_id
         self.book = book
         self.machine: Machine
