@@ -77,6 +77,17 @@ def test_a_function_may_move_to_a_module_of_an_earlier_name() -> None:
     assert not any(found.error for found in catalog.modules)
 
 
+def test_modules_may_exchange_functions() -> None:
+    """In one go, also in a ring; what clashes with something that stays is left out, and whoever needs it."""
+    catalog = Catalog()
+    catalog.update([module("a", "f"), module("b", "g"), module("c", "h"), module("d", "x"), module("e", "y")])
+    owners = {"g": "a", "h": "b", "f": "c", "x": "d", "y": "e"}
+    ring = [module("a", "g"), module("b", "h"), module("c", "f")]
+    assert installed(catalog.update([*ring, module("d", "y"), module("e", "f", "x")])) == [("a", 2), ("b", 2), ("c", 2)]
+    assert {name: info.module for name, info in catalog.functions.items()} == owners
+    assert [found.module for found in catalog.modules if found.error] == ["d", "e"]
+
+
 def test_a_clash_that_comes_with_a_change_leaves_the_old_version() -> None:
     """A module that begins to register another's function keeps what it had."""
     catalog = Catalog()
