@@ -121,9 +121,10 @@ class DeployedFunctions:
                 raise Unavailable(f"version {pinned} of the functions cannot be run here now: {error}") from None
         if call.function not in self._functions.functions and self._is_due(call.function):
             raise _not_yet(call)
+        before = self._functions.functions_number
         outcome = await run_until_gone(self._functions, call)
-        failure = outcome.failure
-        if failure is not None and failure.code == NoSuchFunction.code and self._is_due(call.function):
+        is_unknown = outcome.failure is not None and outcome.failure.code == NoSuchFunction.code
+        if is_unknown and before != self._functions.functions_number and self._is_due(call.function):
             raise _not_yet(call)  # it was queued when the version that had it was replaced
         return outcome
 
