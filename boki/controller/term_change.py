@@ -80,6 +80,8 @@ class TermChange:
         self._base: dict[LogId, int] = {}
         self._durable: dict[LogId, dict[NodeId, int]] = {}
         """Per log, how far a node has it on its disk: a sealed term loses nothing, so this outlives a stall."""
+        self._heard: set[NodeId] = set()
+        """Who has answered since the last stall: one that was lost before counts no more."""
         self._applied: dict[LogId, tuple[int, NodeId]] = {}
         """Per log, the most entries of the term that a node says it has applied, and which node."""
         self.lost = ""
@@ -142,7 +144,7 @@ class TermChange:
         if self.step is Step.COMPLETING and now_us - self._moved_at > _STALL_US:
             self._move("stalled")
             self._doubted = set(self._holders.values()) if self.last.beside and not self._doubted else set()
-            self._sealed = {}
+            self._sealed, self._heard = {}, set()
         if now_us < self._repeat_at:
             return []
         self._repeat_at = now_us + _REPEAT_US
@@ -170,6 +172,7 @@ class TermChange:
         return self.last.incarnations.get(node) == incarnation
 
     def _note_durable(self, log: LogId, node: NodeId, until: int) -> None:
+        self._heard.add(node)
         known = self._durable.setdefault(log, {})
         known[node] = max(until, known.get(node, 0))
 
@@ -222,7 +225,8 @@ class TermChange:
         if self.step is not Step.COMPLETING:
             return ()
         for log in range(self.last.log_count):
-            done = [until for until in self._durable[log].values() if until >= self._ends[log]]
+            able = self._heard - self._doubted
+            done = [node for node, until in self._durable[log].items() if node in able and until >= self._ends[log]]
             if len(done) < majority(len(self.last.sequencers)):
                 return ()
         self.lost = self._find_lost()
