@@ -28,7 +28,7 @@ from boki.errors import BokiError
 from boki.log.batch import Batch, BatchHeader, encode_batch
 from boki.log.chunk import Chunk
 from boki.log.floors import FloorRow, Floors
-from boki.log.ids import LogId, split_seqnum
+from boki.log.ids import MAX_SEQNUM, LogId, split_seqnum
 from boki.protocol.effects import Delete, Effect, Load, Put, Store, Trace
 from boki.storage.freeing import freeing
 from boki.storage.holdings import Holdings
@@ -122,8 +122,8 @@ class Sweep:
         self._steps_left = 0
         self._is_loading = False
         self._is_damaged = False
-        self._is_early = False
-        """Whether records below the floors were still on their way to the disk when the sweep began."""
+        self._unwritten: dict[LogId, int] = {}
+        """Of each log, the first record that was still on its way to the disk when the sweep began."""
         self._at: tuple[ShardKey, int] | None = None
         self._books: set[str] = set()
         self._goal: list[FloorRow] = []
@@ -195,35 +195,32 @@ class Sweep:
             before = self._swept.get((book, tag)) or self._floors.retired_at(book, tag)
             if floor > before:
                 self._lows[book] = min(self._lows[book], before)
-        self._is_early = self._has_unwritten()
+        self._unwritten = self._find_unwritten()
         self.waits_below = 0
         self._next_at = now_us + _PAUSE_US
         self._at, self._standing = ((0, 0, 0), 0), set()
 
     def _end(self) -> None:
         if self._is_damaged:  # a floor may stand over records that could not be looked at
+            self._moved |= self._books
             return
         self._swept.update({(book, tag): floor for book, tag, floor in self._goal})
-        if self._is_early:
-            self.request(self._books)
-        else:
-            self._floors.drop(row for row in self._goal if row[:2] not in self._standing)
+        early = [row for row in self._goal if row[2] > self._unwritten.get(split_seqnum(row[2])[1], MAX_SEQNUM)]
+        self._floors.drop(set(self._goal).difference(early, (row for row in self._goal if row[:2] in self._standing)))
+        if early:
+            self.request(book for book, _, _ in early)
         for book, tag, _ in self._goal:
             if tag not in self._floors.of(book):
                 del self._swept[book, tag]
 
-    def _has_unwritten(self) -> bool:
-        """Whether a record below the goal's floors is on its way to the disk. Lacking ones come freed."""
-        ends: dict[LogId, int] = {}
-        for _, _, floor in self._goal:
-            log = split_seqnum(floor)[1]
-            ends[log] = max(floor, ends.get(log, 0))
+    def _find_unwritten(self) -> dict[LogId, int]:
+        """Of each log, the first record that is on its way to the disk. Floors above it stay: it is to be freed."""
+        first: dict[LogId, int] = {}
         for key, shard in self._holdings.shards.items():
-            if shard.written_until < shard.stored_until:
-                seqnum = shard.order.seqnum_of(shard.written_until)
-                if seqnum is not None and seqnum < ends.get(key[1], 0):
-                    return True
-        return False
+            seqnum = shard.order.seqnum_of(shard.written_until) if shard.written_until < shard.stored_until else None
+            if seqnum is not None:
+                first[key[1]] = min(seqnum, first.get(key[1], seqnum))
+        return first
 
     def _next_step(self, max_bytes: int) -> SweepStep | None:
         """What to look at next from where the sweep is; None if that stretch or shard was skipped."""
