@@ -14,7 +14,7 @@ from boki.errors import ConfigError
 from boki.log.ids import NodeId
 from boki.log.metalog import Cut, OpenShard, make_position
 from boki.log.view import View
-from boki.protocol.messages import AppendEntry, Complete, InstallView, Seal
+from boki.protocol.messages import AppendEntry, Complete, InstallView, Seal, SealedEntries
 from boki.sequencer.core import SequencerCore
 from tests.members import ENGINE, SHARD, view
 from tests.world import MemoryDisk, World
@@ -150,6 +150,23 @@ def test_a_seal_that_is_told_late_counts_for_a_completion() -> None:
     world.sync(NODES[2])
     world.run()
     assert view_of(world).previous_ends == (6,)
+
+
+def test_a_node_that_was_lost_since_a_stall_counts_no_more() -> None:
+    """The one that has the longest log dies with it: the next one is copied before a view stands."""
+    world = world_with((6, 2, 5))
+    world.holds_syncs.add(NODES[2])
+    world.loses = lambda _sender, _to, message: isinstance(message, AppendEntry | SealedEntries)
+    change(world)
+    world.tick(5)
+    world.sync(NODES[2])
+    world.run()
+    world.crash(NODES[0])
+    world.holds_syncs.clear()
+    world.loses = lambda _sender, _to, message: isinstance(message, AppendEntry)
+    world.tick(60)
+    assert view_of(world).previous_ends == (5,)
+    assert world.cores[NODES[1]]._stores[1, 0].length == 5  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("applied", "is_lost"), [(6, False), (7, True)])

@@ -281,6 +281,38 @@ def test_a_damaged_batch_that_a_sweep_finds_is_mended() -> None:
     assert cluster.core(NODE).floors.rows() == [("book", None, make_seqnum(1, 0, 3))], "it stands over half a batch"
 
 
+def test_the_next_sweep_of_any_book_ends_what_an_earlier_one_found_damaged() -> None:
+    """The batch is mended by then, and its own book may never be trimmed again: its floor is retired."""
+    cluster = Swept()
+    cluster.fill(("book", "tag"))
+    cluster.fill(("other", "tag"))
+    cluster.fill(("kept", "tag"))
+    cluster.world.tick(10)
+    row = batch_key(cluster.key, 0)
+    cluster.world.disk(NODE).rows[row] = cluster.world.disk(NODE).rows[row][:-1]
+    cluster.trim("book")
+    cluster.settle_sweeps()
+    cluster.trim("other")
+    cluster.settle_sweeps()
+    assert cluster.freed() == {0, 1}
+    assert cluster.core(NODE).floors.rows() == []
+
+
+def test_floors_below_what_is_not_written_yet_are_retired() -> None:
+    """A disk that lags keeps those above alone."""
+    cluster = Swept()
+    cluster.fill(("book", "tag"))
+    cluster.fill(("kept", "tag"))
+    cluster.world.tick(10)
+    cluster.world.holds_syncs.add(NodeId(NODE))
+    cluster.fill(("late", "tag"))
+    cluster.world.tick(10)
+    cluster.trim("book", None, 1)
+    cluster.trim("late")
+    cluster.world.tick(100)
+    assert [book for book, _, _ in cluster.core(NODE).floors.rows()] == ["late"]
+
+
 def test_batches_that_wait_for_an_index_are_deleted_as_far_as_it_is_saved() -> None:
     """Each time that more has been saved, more goes, and nothing is forgotten in between."""
     cluster = Swept()
