@@ -74,6 +74,31 @@ def test_a_queued_call_is_refused_for_now_if_its_new_module_cannot_be_loaded_yet
     drive(test())
 
 
+def test_a_call_that_its_own_module_does_not_register_fails_for_good(tmp_path: Path) -> None:
+    """It is deployed and described, so nothing will come that could take it: its caller reads what to do."""
+    marker = tmp_path / "marker"
+    fickle = f"""
+import os
+seen = os.path.exists({str(marker)!r})
+
+@function(name="after" if seen else "before")
+async def f(ctx: Context) -> None:
+    pass
+"""
+
+    async def test() -> None:
+        async with system(tmp_path) as made:
+            uploaded = await made.book.upload(bundle(m=fickle))
+            await made.book.activate(msgspec.structs.replace(uploaded, functions=("before",)))
+            await made.deployed.until(1)
+            marker.touch()
+            failure = (await made.deployed.run(made.host.call_of("before", None))).failure
+            assert failure is not None
+            assert "register the same functions at every import" in failure.message
+
+    drive(test())
+
+
 def test_what_is_being_unpacked_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A version that takes over removes the bundles of old ones when the next one is complete."""
     seen: list[str] = []
