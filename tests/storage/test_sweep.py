@@ -282,7 +282,7 @@ def test_a_damaged_batch_that_a_sweep_finds_is_mended() -> None:
 
 
 def test_the_next_sweep_of_any_book_ends_what_an_earlier_one_found_damaged() -> None:
-    """The batch is mended by then, and its own book may never be trimmed again: its floor is retired."""
+    """The batch is whole again by then, and its own book may never be trimmed again: its floor is retired."""
     cluster = Swept()
     cluster.fill(("book", "tag"))
     cluster.fill(("other", "tag"))
