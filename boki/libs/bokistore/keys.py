@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from boki import InvalidArgument
+from boki.libs.bokistore.listing import is_derived
 from boki.libs.bokistore.updates import Update
 from boki.libs.fold.arguments import UNFIT
 from boki.libs.fold.outbox import Outbox
@@ -35,12 +36,16 @@ def check_commit(key: object, outbox: Outbox | None, book: str) -> str | None:
 
 
 def is_same_work(one: Sequence[tuple[str, Sequence[Update]]], other: Sequence[tuple[str, Sequence[Update]]]) -> bool:
-    """Whether two transactions write the same, in however many records."""
+    """Whether two transactions write the same, in however many records. What follows from the items of a map is left
+    out: a repetition finds the map made, and another version may keep its indexes otherwise.
+    """
     return _joined(one) == _joined(other)
 
 
 def _joined(updates: Sequence[tuple[str, Sequence[Update]]]) -> dict[str, list[Update]]:
     joined: dict[str, list[Update]] = {}
     for name, some in updates:
+        if is_derived(name):
+            continue
         joined.setdefault(name, []).extend(some)
     return joined

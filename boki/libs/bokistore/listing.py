@@ -64,6 +64,15 @@ def without_names(updates: Iterable[tuple[str, list[Update]]]) -> Updates:
     return [(name, some) for name, some in updates if not name.startswith("/")]
 
 
+def is_derived(name: str) -> bool:
+    """Whether that is what a map was made with, or an index: both follow from what its items are and how it is used.
+
+    >>> [is_derived(name) for name in ("users", "users/3", "users/", "users/i0/3")]
+    [False, False, True, True]
+    """
+    return name.endswith("/") or name.count("/") > 1
+
+
 def puts_name(updates: Sequence[tuple[str, Sequence[Update]]], name: str) -> bool:
     """Whether these updates put the object into its list."""
     entry = entry_of(name)

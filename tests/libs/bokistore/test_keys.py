@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+from functools import partial
 from typing import Any
 
 import pytest
@@ -113,6 +114,24 @@ async def test_two_repetitions_at_once_are_one_transaction() -> None:
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(_note(store, "k"), context=contextvars.Context())
         assert await store.object("x").get() is None
+
+
+@asynchronous
+async def test_a_repetition_finds_the_map_that_the_first_has_made() -> None:
+    """So it does not make it again, and is the same work all the same; with other items it is not."""
+    async with boki.testing.context() as ctx:
+        store = Store(ctx)
+
+        async def work(txn: Transaction, city: str = "Rome") -> int:
+            people = txn.map("m", indexes=["city"])
+            await people.set("a", {"city": city})
+            return await people.increment("a", "n")
+
+        for _ in range(2):
+            assert await store.run(work, key="k") == 1
+        with pytest.raises(KeyReused):
+            await store.run(partial(work, city="Oslo"), key="k")
+        assert await store.map("m", indexes=["city"]).where("city", "Rome") == [("a", {"city": "Rome", "n": 1})]
 
 
 async def _note(store: Store, key: str) -> None:
