@@ -148,7 +148,7 @@ class Reader:
             read = ReadPage(row_tag(name), start, stop, wait_s=wait_s, book=self.book)
             origins = None
             if row.is_blank:
-                [page], origins = yield from self._with_origins([read])
+                [page], origins = yield from self._with_origins([row], [read])
             else:
                 page = yield from steps.page(read)
             if row.is_overtaken(page, start) or row.is_inherited(origins):
@@ -166,12 +166,19 @@ class Reader:
             if page.is_end:
                 return row, start
 
-    def _with_origins(self, reads: Sequence[ReadPage]) -> Steps[tuple[list[Page], Page]]:
-        """Pages of rows, of which one is blank, and of what the book is a fork of: it may have become one after a look
-        at it. The pages end where that is known.
+    def _with_origins(self, rows: Sequence[Row], reads: Sequence[ReadPage]) -> Steps[tuple[list[Page], Page | None]]:
+        """Pages of rows, and if one is blank of what the book is a fork of: it may have become one after a look at it.
+        The pages of blank rows end where that is known.
         """
+        blank = [row.is_blank for row in rows]
+        if not any(blank):
+            pages: list[Page] = yield tuple(reads)
+            return pages, None
         *pages, origins = yield (*reads, ReadPage(ORIGIN, limit=1, book=self.book))
-        return [_below(origins.next_start, page) if origins.is_end else page for page in pages], origins
+        if not origins.is_end:
+            return pages, origins
+        found = zip(pages, blank, strict=True)
+        return [_below(origins.next_start, page) if is_blank else page for page, is_blank in found], origins
 
     def _may_compare(self, row: Row) -> bool:
         """Whether it is worth asking if there is news of the row before it is read. A row that was never written is
@@ -256,7 +263,7 @@ class Reader:
             ReadPage(row_tag(row.name), start, _above(seqnum), book=self.book)
             for row, start in zip(rows, starts, strict=True)
         ]
-        pages, origins = yield from self._with_origins(reads)
+        pages, origins = yield from self._with_origins(rows, reads)
         for row, start, page in zip(rows, starts, pages, strict=True):
             if row.is_inherited(origins):
                 self.rows.drop(row.name)

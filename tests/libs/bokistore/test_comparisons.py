@@ -122,6 +122,18 @@ def test_an_object_that_was_never_written_is_read() -> None:
     assert asked == [(ReadPage(row_tag("a"), ANY, book="book"), ReadPage(ORIGIN, limit=1, book="book"))]
 
 
+def test_objects_that_are_known_do_not_ask_whether_the_book_is_a_fork() -> None:
+    """Only what was never written may come from another book."""
+    process = Process(logbook())
+    for name in "ab":
+        process.run(process.direct.change(name, Set((), b"1")))
+    process.reader.expect_news("ab")
+    _, asked = asked_by(process, process.reader.prefetch("ab", MAX_SEQNUM))
+    assert asked == [tuple(ReadPage(row_tag(name), ANY, ANY, book="book") for name in "ab")]
+    _, asked = asked_by(process, process.reader.prefetch("abc", MAX_SEQNUM))
+    assert ReadPage(ORIGIN, limit=1, book="book") in asked[-1]
+
+
 def test_a_read_tells_nothing_that_its_caller_has_not_seen() -> None:
     """Another caller of the process has read on while the answer was on its way: where the first one reads next, as a
     child of it does on another engine, that may not have come yet.
