@@ -74,8 +74,10 @@ class MapRequests:
 
     # the shape
 
-    def _found(self) -> Steps[Shape | None]:
-        """How the map was made; None: it was not."""
+    def _found(self, access: Looks) -> Steps[Shape | None]:
+        """How the map was made; None: it was not, or the transaction has looked itself, and knows."""
+        if isinstance(access, Transaction) and f"{self.name}/" in access.used:
+            return None
         known = self._known.get(self.name)
         if known is None:
             value = yield from self._direct.look(f"{self.name}/", WHOLE)
@@ -95,7 +97,7 @@ class MapRequests:
 
     def _shape(self, access: Looks) -> Steps[Shape]:
         """How to read it: a map that was not made is empty. In a transaction it is a conflict if it is made then."""
-        found = yield from self._found()
+        found = yield from self._found(access)
         if found is None and access is not self._direct:
             value = yield from access.look(f"{self.name}/", WHOLE)
             found = None if value is MISSING else self._checked(msgspec.convert(value, Shape))
@@ -103,7 +105,7 @@ class MapRequests:
 
     def _made(self, txn: Access) -> Steps[Shape]:
         """How to write it: the transaction makes it, if it was not made."""
-        found = yield from self._found()
+        found = yield from self._found(txn)
         if found is None:
             value = yield from txn.look(f"{self.name}/", WHOLE)
             if value is not MISSING:
@@ -175,7 +177,7 @@ class MapRequests:
 
     def _change(self, update: Update) -> Steps[Any]:
         """An update of one item, with its indexes."""
-        shape = yield from self._found()
+        shape = yield from self._found(self._access)
         if shape is None or shape.indexes or self._access is not self._direct:
             return (yield from self._together(lambda txn: self._make_and_apply(txn, update)))
         result = yield from self._access.change(self._partition(shape, update.path[0]), update)

@@ -155,6 +155,21 @@ def test_a_map_that_others_have_made_anew_is_not_written_as_it_was() -> None:
     assert other.run(items(other, 8).get("a", "", None)) == 2
 
 
+def test_a_transaction_that_makes_a_map_does_not_ask_for_it_again() -> None:
+    """Whatever it writes next: it has the condition that nobody else makes it."""
+    process = Process(logbook())
+    txn = process.begin()
+
+    def items() -> MapRequests:
+        return MapRequests(txn, process.begin, "m", Shape(1), process.reader.shapes, process.direct)
+
+    process.run(items().set("a", "", 1))
+    assert list(items().set("b", "", 2)) == list(items().get("a", "", None)) == []
+    process.run(txn.commit())
+    txn = process.begin()
+    assert process.run(items().get_many(["a", "b"])) == {"a": 1, "b": 2}
+
+
 @asynchronous
 async def test_pages_of_a_scan_are_stable() -> None:
     """Each begins after the last key of the one before, whatever came and went meanwhile."""
