@@ -129,7 +129,8 @@ class Direct:
         finally:
             del awaited[nonce]
         is_listed = changed.value is not MISSING
-        row.learn(view.last, View(changed.value, changed.size_bytes, seqnum, seqnum, seqnum, is_listed))
+        after = View(changed.value, changed.size_bytes, seqnum, seqnum, seqnum, is_listed)
+        row.learn(view.last, after, sum(len(record.data) for record in records))
         self._reader.measure(row)
         return changed.results[0]
 

@@ -13,13 +13,15 @@ from typing import Final
 from boki import BokiError, LogBook, blocking
 from boki.libs.bokistore.reading import Reader
 from boki.libs.bokistore.saving import save
-from boki.libs.bokistore.views import ROWS_BYTES, Rows
+from boki.libs.bokistore.views import Rows
 from boki.libs.fold import steps
 from boki.libs.fold.recent import Recent
 
 NONCE_BYTES: Final = 12
 READERS_KEPT: Final = 128
 """Maximum number of books of which a process remembers objects that no call uses."""
+READERS_BYTES: Final = 256 << 20
+"""Bytes of views that it keeps of them, about: several times as many as of one book (`views.ROWS_BYTES`)."""
 _log: Final = logging.getLogger("boki.libs.bokistore")
 
 
@@ -27,7 +29,7 @@ class Memory:
     """The readers of all books of a connection. Made by `session.shared(Memory)`, so all calls of a worker share it."""
 
     def __init__(self) -> None:
-        self.readers: Recent[str, Reader] = Recent(READERS_KEPT, size_of=_size_bytes, most_bytes=ROWS_BYTES)
+        self.readers: Recent[str, Reader] = Recent(READERS_KEPT, size_of=_size_bytes, most_bytes=READERS_BYTES)
         """Of the books that were used last."""
         self._tasks: set[asyncio.Task[None]] = set()
         self.draw: Callable[[int], bytes] = urandom

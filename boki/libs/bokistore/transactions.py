@@ -452,12 +452,14 @@ class Transaction:
             for tag in record.tags:
                 last_of[tag] = seqnum
         since = max(last_of.values(), default=0)
+        brought = sum(len(record.data) for record in self._writes)
         for name, draft in self._drafts.items():
             row = self._reader.rows.find(name)
             last = last_of.get(row_tag(name))
             if row is not None and last is not None and draft.updates:
                 is_listed = draft.value is not MISSING
-                row.learn(draft.base.last, View(draft.value, draft.size_bytes, last, since, since, is_listed))
+                view = View(draft.value, draft.size_bytes, last, since, since, is_listed)
+                row.learn(draft.base.last, view, brought)
                 self._reader.measure(row)
 
     # keys

@@ -109,6 +109,7 @@ class Row:
 
     __slots__ = (
         "_awaited",
+        "_brought",
         "_floor",
         "_origin",
         "_views",
@@ -155,6 +156,8 @@ class Row:
         self.writing = 0
         """Updates of this process whose place in the row it does not know yet."""
         self._views = [base]
+        self._brought = [0]
+        """By view, about how many bytes it does not share with the view before it."""
         self._awaited = {} if awaited is None else awaited
 
     @property
@@ -169,8 +172,10 @@ class Row:
 
     @property
     def size_bytes(self) -> int:
-        """About how much memory it takes, at most: views may share what has not changed between them."""
-        return _ROW_BYTES + self.newest.size_bytes + sum(view.size_bytes for view in self._views)
+        """About how many bytes its views take: the oldest one, and of each later one what its record has brought. The
+        rest is shared, except for the containers on the way to it, for which an eighth of the view is counted at least.
+        """
+        return _ROW_BYTES + self._views[0].size_bytes + sum(self._brought[1:])
 
     def at(self, seqnum: int) -> View | None:
         """The object as of that seqnum; None if that cannot be told without the log."""
@@ -202,7 +207,7 @@ class Row:
         for record in page.records:
             if record.seqnum >= self.known_to and record.seqnum > self.newest.last:
                 view, write, outcome = step(self.newest, self.name, record)
-                self._push(view)
+                self._push(view, len(record.data))
                 if write is not None and write.nonce in self._awaited:
                     self._awaited[write.nonce] = outcome
                     self.own_streak += 1
@@ -222,18 +227,21 @@ class Row:
         """
         self.known_to = max(self.known_to, next_start)
 
-    def learn(self, before: int, view: View) -> None:
-        """Take in a write of this process that the log has accepted on condition that the row ended with `before`."""
+    def learn(self, before: int, view: View, brought: int) -> None:
+        """Take in a write of this process that the log has accepted on condition that the row ended with `before`.
+        `brought`: the bytes of its records.
+        """
         if self.newest.last == before < view.last and self.known_to <= view.last + 1:
-            self._push(view)
+            self._push(view, brought)
             self.known_to = view.last + 1
             self.own_streak += 1
 
-    def _push(self, view: View) -> None:
+    def _push(self, view: View, brought: int) -> None:
         self.replayed += 1
         self._views.append(view)
+        self._brought.append(min(view.size_bytes, max(brought, view.size_bytes // 8)))
         if len(self._views) > VIEWS_KEPT:
-            del self._views[0]
+            del self._views[0], self._brought[0]
 
 
 class Rows:

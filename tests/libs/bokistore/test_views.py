@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from boki import NewRecord, Page, Record, VersionTooNew
 from boki.libs.bokistore.json_values import MISSING, encode
 from boki.libs.bokistore.machines import MACHINES_KEPT, Machines, ReplicatedObject
-from boki.libs.bokistore.memory import READERS_KEPT, Memory
+from boki.libs.bokistore.memory import READERS_BYTES, READERS_KEPT, Memory
 from boki.libs.bokistore.records import UNKNOWN_AUTHOR, Checkpoint, Write, codec, row_tag, write_records
 from boki.libs.bokistore.refusals import WrongShape
 from boki.libs.bokistore.updates import Append, Increment, Set, Update
-from boki.libs.bokistore.views import VIEWS_KEPT, Row, Rows, View, checkpoint_of, step, view_in, view_of
+from boki.libs.bokistore.views import ROWS_BYTES, VIEWS_KEPT, Row, Rows, View, checkpoint_of, step, view_in, view_of
 from tests.libs.bokistore.test_updates import updates
 
 
@@ -119,10 +119,10 @@ def test_what_a_process_has_written_itself_is_learned_once() -> None:
     """If nothing else came in between; the reading comes to the same."""
     row = Row("x", View(), 0)
     row.take(Page([write(3, Set((), b"1"))], 4, is_end=True))
-    row.learn(3, View(2, 1, 9, 9, 9))
+    row.learn(3, View(2, 1, 9, 9, 9), 1)
     row.take(Page([write(9, Increment((), 1))], 12, is_end=True))
     assert (row.newest.value, row.newest.last, row.known_to) == (2, 9, 12)
-    row.learn(3, View(7, 1, 15, 15, 15))
+    row.learn(3, View(7, 1, 15, 15, 15), 1)
     assert row.newest.value == 2
 
 
@@ -131,6 +131,32 @@ def test_all_views_of_a_row_are_counted() -> None:
     row, data = Row("x", View(), 0), b'"' + b"x" * 900_000 + b'"'
     row.take(Page([write(seqnum, Set((), data)) for seqnum in range(1, 9)], 9, is_end=True))
     assert row.size_bytes >= 8 * 900_000
+
+
+def test_what_views_share_is_not_counted_again() -> None:
+    """Eight small changes of a large object count less than two of it, whoever has made them."""
+    data = b'{"text": "' + b"x" * 900_000 + b'", "n": 0}'
+    for is_learned in (False, True):
+        row = Row("x", View(), 0)
+        row.take(Page([write(1, Set((), data))], 2, is_end=True))
+        for seqnum in range(2, 20):
+            news = write(seqnum, Increment(("n",), 1))
+            if is_learned:
+                after, _, _ = step(row.newest, "x", news)
+                row.learn(seqnum - 1, after, len(news.data))
+            else:
+                row.take(Page([news], seqnum + 1, is_end=True))
+        assert len(row.views) == VIEWS_KEPT
+        assert 900_000 < row.size_bytes < 2 * 900_000
+
+
+def test_a_process_remembers_large_objects_of_several_books() -> None:
+    """One book that has all that is kept of one does not have the others forgotten."""
+    memory = Memory()
+    for number in range(8):
+        memory.reader(f"book-{number}").rows.put(Row("x", View("", ROWS_BYTES - 1_000, 1, 1, 1), 2))
+    memory.reader("book-7")
+    assert len(memory.readers) == READERS_BYTES // ROWS_BYTES
 
 
 def test_a_process_remembers_a_bounded_number_of_books() -> None:
@@ -153,7 +179,7 @@ def test_rows_are_forgotten_when_there_are_too_many_bytes() -> None:
         rows.find("a")
     assert rows.find("a") is not None
     assert rows.find("b") is None
-    assert len(rows) == 3
+    assert len(rows) == 4
 
 
 def test_auxiliary_data_counts_only_for_its_own_record() -> None:
