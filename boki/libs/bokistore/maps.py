@@ -113,14 +113,25 @@ class MapRequests:
             yield from txn.change(f"{self.name}/", Set((), encode(msgspec.to_builtins(self._wished))))
         return self._wished
 
+    def _by_shape(self, read: Callable[[], Steps[T]]) -> Steps[T]:
+        """A read by what is known of the shape: again if it has found out that the book was deleted."""
+        was_known = self.name in self._known
+        found = yield from read()
+        if was_known and self.name not in self._known:
+            found = yield from read()
+        return found
+
     # single items
 
     def get(self, key: str, path: Path, default: Any) -> Steps[Any]:
         """A copy of an item, or of a part of it."""
         segments = _way_to(key, path)
-        shape = yield from self._shape(self._access)
-        found = yield from self._access.look(self._partition(shape, key), ValueAt(segments))
+        found = yield from self._by_shape(lambda: self._get(key, segments))
         return default if found is MISSING else copy_of(found)
+
+    def _get(self, key: str, segments: Segments) -> Steps[Any]:
+        shape = yield from self._shape(self._access)
+        return (yield from self._access.look(self._partition(shape, key), ValueAt(segments)))
 
     def get_many(self, keys: Iterable[str]) -> Steps[dict[str, Any]]:
         """Those of the items that there are, as of one moment."""
@@ -220,7 +231,7 @@ class MapRequests:
         """The same for what only reads: a gateway answers those that are far from the log."""
         if self._access is self._direct and self._direct.is_far:
             return (yield from work(FarViews(self._direct.book)))
-        return (yield from self._together(work, only_reads=True))
+        return (yield from self._by_shape(lambda: self._together(work, only_reads=True)))
 
     def _together(self, work: Callable[[Access], Steps[T]], *, only_reads: bool = False) -> Steps[T]:
         """In the transaction that this map is used in, or in one of its own, again while it conflicts."""

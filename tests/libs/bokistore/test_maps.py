@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
@@ -153,6 +153,24 @@ def test_a_map_that_others_have_made_anew_is_not_written_as_it_was() -> None:
         one.run(items(one, 2).set("a", "", 3))
     assert raised.value.outcome == "not_applied"
     assert other.run(items(other, 8).get("a", "", None)) == 2
+
+
+@pytest.mark.parametrize("read", [lambda items: items.get("a", "", None), lambda items: items.length()])
+def test_a_map_that_others_have_made_anew_is_not_read_as_it_was(read: Callable[[MapRequests], Steps[Any]]) -> None:
+    """The first read finds out that the book was deleted, and is repeated by what there is now."""
+    one = Process(logbook())
+    other = Process(one.book)
+
+    def items(process: Process, partitions: int) -> MapRequests:
+        direct = process.direct
+        return MapRequests(direct, process.begin, "m", Shape(partitions), process.reader.shapes, direct)
+
+    for _ in range(2):
+        one.run(items(one, 2).set("a", "", 1))
+    one.book.delete()
+    other.run(items(other, 8).set("a", "", 2))
+    with pytest.raises(InvalidArgument, match="made with 8 partitions"):
+        one.run(read(items(one, 2)))
 
 
 def test_a_transaction_that_makes_a_map_does_not_ask_for_it_again() -> None:
