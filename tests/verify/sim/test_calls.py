@@ -130,7 +130,7 @@ def test_calls_of_engines_that_die_are_taken_over_and_end() -> None:
 def test_suspended_calls_wake_once_whatever_becomes_of_their_engines() -> None:
     """By time and by record, also by one that came first; engines that die leave them to others."""
     seen: Counter[str] = Counter()
-    for seed in (1, 2, 5, 16, 19, 21):
+    for seed in (1, 2, 4, 8, 19, 23):
         outcome = simulate(Options(seed=seed, engines=3, calls=3, call_sleep=0.8, faults={"crash": 1.5}))
         assert outcome.violations == []
         seen += outcome.seen

@@ -257,7 +257,7 @@ def test_h16_the_last_replica_standing_decides_nothing_alone() -> None:
             later(world, at + 0.2, third.crash)
             later(world, at + 0.4, third.start)
 
-    _, outcome = play(script, seed=2, storage=3, spare_sequencers=0)
+    _, outcome = play(script, seed=12, storage=3, spare_sequencers=0)
     assert outcome.terms == 2
 
 
@@ -410,7 +410,8 @@ def test_h20_when_all_disks_are_full_appends_are_refused_at_once() -> None:
     ]
     waited = [call for call in asked if call.end_us - call.start_us > SECOND // 4]
     assert [Violation("full disks refuse", str(call)) for call in waited] == []
-    assert any(isinstance(call.result, Refused) and call.result.code == DiskFull.code for call in asked)
+    refused = [call for call in asked if isinstance(call.result, Refused) and call.result.code == DiskFull.code]
+    assert refused, "no operations were refused: all clients wait"
 
 
 def test_h21_bits_rot_on_a_minority() -> None:
@@ -467,7 +468,7 @@ def test_h27_a_parked_reader_is_woken_across_a_change_of_terms() -> None:
             later(world, 1 + number, lambda: world.coordinator.change_plan(logs=1 + world.coordinator.plan.logs % 3))
 
     world, outcome = play(
-        script, seed=5, mix={"poll": 9, "trim": 0}, pause_us=70_000, poll_us=4 * SECOND, deadline_us=8 * SECOND
+        script, seed=10, mix={"poll": 9, "trim": 0}, pause_us=70_000, poll_us=4 * SECOND, deadline_us=8 * SECOND
     )
     assert outcome.terms > 3
     assert outcome.seen["a reader was parked across a term change"]
@@ -491,6 +492,6 @@ def test_h29_two_controllers_change_terms_at_once() -> None:
             later(world, 0.2 + 1.5 * number, begin)
             later(world, 1.6 + 1.5 * number, lambda: [node.start() for node in world.of(Role.SEQUENCER)] and None)
 
-    _, outcome = play(script, seed=6, faults={"doubt": 0.5, "stale": 0.5})
+    _, outcome = play(script, seed=5, faults={"doubt": 0.5, "stale": 0.5})
     assert outcome.terms > 1
     assert outcome.seen["a view lost the compare-and-set"]

@@ -102,7 +102,7 @@ class Race:
             writes = [tuple(write.writes) for write in self.stores[node]]
             kept = tuple(self.disks[node].rows)
             return repr((node, store.length, store.durable_until, store.committed, store.phase, lead, writes, kept))
-        sealed, done = sorted(core._sealed.items()), sorted(core._completed.get(0, {}).items())
+        sealed, done = sorted(core._sealed.items()), sorted(core._durable.get(0, {}).items())
         return repr((core.step, sealed, done, core._ends, core._base, len(core._entries.get(0, ()))))
 
     def actions(self) -> list[Action]:

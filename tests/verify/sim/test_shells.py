@@ -30,6 +30,8 @@ EXCUSED = {
     ("determinism.py", "subprocess"): "the same",
     ("past.py", "datetime"): "a time that the caller gives may be a `datetime`",
     ("memory.py", "os"): "the simulator gives each process its nonces (`Memory.draw`)",
+    ("memory.py", "threading"): "a lock for plain functions, which the simulator does not run",
+    ("recent.py", "threading"): "a lock that a single thread never waits for",
     ("store.py", "random"): "the pauses between tries, of a method that the simulator does without",
     ("cluster.py", "os"): "a process number for operators, which nothing goes by",
 }
