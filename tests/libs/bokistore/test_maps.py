@@ -157,7 +157,7 @@ def test_a_map_that_others_have_made_anew_is_not_written_as_it_was() -> None:
 
 @pytest.mark.parametrize("read", [lambda items: items.get("a", "", None), lambda items: items.length()])
 def test_a_map_that_others_have_made_anew_is_not_read_as_it_was(read: Callable[[MapRequests], Steps[Any]]) -> None:
-    """The first read finds out that the book was deleted, and is repeated by what there is now."""
+    """The first read finds out that the book was deleted, and is repeated by what is present now."""
     one = Process(logbook())
     other = Process(one.book)
 
