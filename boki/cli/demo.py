@@ -40,9 +40,9 @@ def command(
             show_default=False,
         ),
     ] = "",
-    seed: Annotated[int | None, typer.Option(help="Repeat the moments of the kills of an earlier run.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Repeat the kills of an earlier run; not for queue.")] = None,
     cluster: Annotated[
-        bool, typer.Option("--cluster", help="On a whole cluster, whose primary sequencer is killed half-way, too.")
+        bool, typer.Option("--cluster", help="On a whole cluster; the plain demo also kills its primary half-way.")
     ] = False,
 ) -> None:
     """Replay 336,776 real flights and check what comes out.

@@ -29,13 +29,14 @@ _COLOURS: Final = ((logging.ERROR, "\x1b[31m"), (logging.WARNING, "\x1b[33m"))
 
 @examples(
     "boki logs",
-    "boki logs engine-1 -f",
+    "boki logs node-1 -f",
     "boki logs --function greet --level warning -n 20",
     "boki logs --json -n 1000 | jq .text",
 )
 def command(
     node: Annotated[
-        str, typer.Argument(help="Only this process: engine-1, gateway-1, zookeeper, supervisor, ...")
+        str,
+        typer.Argument(help="Only this process: node-1, zookeeper, supervisor, ...; with --separate: engine-1, ..."),
     ] = "",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines as they come, until Ctrl-C.")] = False,
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Number of lines to begin with.")] = 100,

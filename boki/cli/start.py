@@ -71,7 +71,8 @@ def _run_host(**flags: Any) -> None:
 
 _run_host.__doc__ = (
     "Play several roles; three such nodes are a cluster.\n\n"
-    f"Each role keeps the name and the directory that it has as a node of its own: node-1 is storage-1, sequencer-1, "
+    "By default a node is no gateway: --roles storage,sequencer,engine,controller,gateway adds one. Each role keeps "
+    "the name and the directory that it has as a node of its own: node-1 is storage-1, sequencer-1, "
     f"and so on. {_SHARED}"
 )
 app.command("node")(command_of(_run_host, *ALL_CONFIGS))
