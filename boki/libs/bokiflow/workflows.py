@@ -222,8 +222,8 @@ class Workflow(Generic[Pay, R]):
         The workflow of a tick has the id `{id}@{tick}`, so it is started once. `zone` is that of the cron line. At a
         tick while an earlier workflow runs, `overlap` decides: "skip" the tick; "queue" one tick, or "queue_all";
         "allow" both to run; "cancel" or "kill" the earlier one first. Ticks that were missed, as while nothing ran, are
-        made up for if they are not older than `catch_up_s`. `jitter_s` spreads the starts. `InvalidArgument` for a cron
-        line that never fires.
+        made up for if they are not older than `catch_up_s`, at least 10 seconds, and `jitter_s` together. `jitter_s`
+        spreads the starts. `InvalidArgument` for a cron line that never fires.
         """
         if len(payload) > 1:
             raise InvalidArgument(f"{self.name} takes at most one payload, not {len(payload)}", field="payload")

@@ -12,9 +12,10 @@ import boki.testing
 from boki import AlreadyExists, InvalidArgument
 from boki.libs.bokiflow import flow, workflow
 from boki.libs.bokiflow.attending import Attending
+from boki.libs.bokiflow.clocks import VirtualClock
 from boki.libs.bokiflow.refusals import NoSuchSchedule
-from boki.libs.bokiflow.schedules.spec import Overlap, spec_of
-from boki.libs.bokiflow.schedules.state import CODEC, Decided, Defined, Fold, Note, Resumed, Triggered
+from boki.libs.bokiflow.schedules.spec import Overlap, due_us, spec_of
+from boki.libs.bokiflow.schedules.state import CODEC, Act, Decided, Defined, Fold, Note, Resumed, Triggered
 from boki.libs.bokiflow.schedules.state import Paused as PausedNote
 
 RAN: list[str] = []
@@ -229,6 +230,68 @@ def test_a_downtime_of_a_year_of_seconds() -> None:
     assert decided is not None
     assert decided.missed == 1_000
     assert [act.verdict for act in decided.acts] == ["started"] + ["skipped"] * 10
+
+
+def decisions(fold: Fold, late_us: int, until_us: int) -> list[tuple[int, Act]]:
+    """What is decided by a clock that is that late whenever something is due, and when."""
+    found: list[tuple[int, Act]] = []
+    while (due := fold.next_us()) < until_us:
+        decided = fold.decide(due + late_us)
+        assert decided is not None
+        fold.apply(fold.last_seqnum + 1, due + late_us, decided)
+        found += [(due + late_us, act) for act in decided.acts]
+    return found
+
+
+@pytest.mark.parametrize("catch_up_s", [0, 1])
+def test_a_short_window_is_ten_seconds(catch_up_s: float) -> None:
+    """An attendant acts a little after each tick, and some seconds after it if an engine was lost."""
+    minute = 60_000_000
+    for late_us in (37, 10_000_000):
+        fold = defined(every_s=60, catch_up_s=catch_up_s, overlap="allow")
+        found = decisions(fold, late_us, 10 * minute)
+        assert [act.tick_us // minute for _, act in found] == list(range(1, 10))
+    fold = defined(every_s=60, catch_up_s=catch_up_s, overlap="allow")
+    decided = fold.decide(minute + 10_000_001)
+    assert decided is not None
+    assert (decided.acts, decided.missed) == ((), 1)
+
+
+@pytest.mark.parametrize(("every_s", "jitter_s"), [(60, 30), (60, 3_600), (1, 600)])
+def test_jitter_longer_than_the_window(every_s: float, jitter_s: float) -> None:
+    """No tick is left out, and none is started before it is due: also one that waits, with more than one decision is
+    about, for a tick before it whose jitter is larger.
+    """
+    fold = defined(every_s=every_s, catch_up_s=0, jitter_s=jitter_s, overlap="allow")
+    assert fold.spec is not None
+    found = decisions(fold, 37, 3 * 3_600_000_000)
+    ticks = [act.tick_us for _, act in found]
+    assert ticks == [round(number * every_s * 1e6) for number in range(1, len(ticks) + 1)]
+    assert len(ticks) > 100
+    assert "missed" not in fold.counts
+    assert all(due_us(fold.spec, "m", act.tick_us) <= at_us for at_us, act in found)
+
+
+def test_ticks_that_are_not_due_are_not_missed() -> None:
+    """After a downtime: what is counted was due before the window."""
+    fold = defined(every_s=10, catch_up_s=60, jitter_s=600, overlap="allow")
+    assert fold.spec is not None
+    now_us = 24 * 3_600_000_000
+    decided = fold.decide(now_us)
+    assert decided is not None
+    first = decided.acts[0].tick_us
+    passed = range(first - 600_000_000, first, 10_000_000)
+    assert all(due_us(fold.spec, "m", tick_us) < now_us - 60_000_000 for tick_us in passed)
+
+
+async def test_each_tick_by_a_late_clock(boki_context: boki.testing.Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clocks are always some microseconds past a tick when an attendant acts for it."""
+    now_us = VirtualClock.now_us
+    monkeypatch.setattr(VirtualClock, "now_us", lambda self: now_us(self) + 37)
+    schedule = await report.schedule(boki_context, 1, id="m", cron="* * * * *", catch_up_s=0)
+    await boki_context.clock.advance(310)
+    assert minutes() == ["27", "28", "29", "30", "31"]
+    assert (await schedule.state()).counts == {"started": 5}
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -45,7 +45,9 @@ def create(
     offset_s: Annotated[float, typer.Option(min=0, help="So much behind the multiples of the interval.")] = 0,
     zone: Annotated[str, typer.Option(help="The time zone of the cron line.")] = "UTC",
     overlap: Annotated[str, typer.Option(metavar=_OVERLAPS, help="What to do if an earlier one runs.")] = "skip",
-    catch_up_s: Annotated[float, typer.Option(min=0, help="Make up for ticks that were missed no longer ago.")] = 3_600,
+    catch_up_s: Annotated[
+        float, typer.Option(min=0, help="Make up for ticks that were missed no longer ago; at least 10 seconds count.")
+    ] = 3_600,
     jitter_s: Annotated[float, typer.Option(min=0, help="Start up to so much later than the tick.")] = 0,
     attribute: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="An attribute of the workflows; may be repeated.")

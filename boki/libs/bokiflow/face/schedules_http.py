@@ -36,7 +36,9 @@ class Create(msgspec.Struct, forbid_unknown_fields=True):
     offset_s: Seconds = 0
     zone: str = "UTC"
     overlap: Overlap = "skip"
-    catch_up_s: Annotated[Seconds, Meta(description="Ticks missed longer ago are left out")] = 3_600
+    catch_up_s: Annotated[Seconds, Meta(description="Ticks missed longer ago are left out; at least 10 s count")] = (
+        3_600
+    )
     jitter_s: Seconds = 0
     attributes: dict[str, Attribute] = {}
     is_paused: bool = False

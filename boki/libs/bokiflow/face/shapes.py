@@ -26,7 +26,7 @@ _SPEC: Final[Json] = {
     "offset_s": _SECONDS,
     "zone": TEXT,
     "overlap": _OVERLAP,
-    "catch_up_s": _SECONDS | {"description": "Ticks missed longer ago are left out"},
+    "catch_up_s": _SECONDS | {"description": "Ticks missed longer ago are left out; at least 10 s count"},
     "jitter_s": _SECONDS,
 }
 _SCHEDULE: Final = object_of(

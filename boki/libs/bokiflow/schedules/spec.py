@@ -32,6 +32,8 @@ _NICKNAMES: Final = {
     "@yearly": "0 0 1 1 *",
 }
 _LEAST_EVERY_S: Final = 1.0
+_LEAST_CATCH_UP_US: Final = 10_000_000
+"""The least time that a tick may be late: an attendant always acts a little after it, and 2 s later after an error."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _LATEST_US: Final = 200 * 366 * 24 * 3_600 * 1_000_000
@@ -49,7 +51,7 @@ class Spec(msgspec.Struct, frozen=True, array_like=True):
     zone: str = "UTC"
     overlap: Overlap = "skip"
     catch_up_us: int = 3_600_000_000
-    """Ticks that were missed longer ago than this, as while nothing ran, are left out."""
+    """Ticks that were missed longer ago than this, as while nothing ran, are left out: see `too_old_us`."""
     jitter_us: int = 0
     """Each workflow is started by up to so much later than its tick: always the same for one tick."""
 
@@ -108,6 +110,15 @@ def due_us(spec: Spec, name: str, tick_us: int) -> int:
         return tick_us
     drawn = blake2b(f"{name} {tick_us}".encode(), digest_size=8).digest()
     return tick_us + int.from_bytes(drawn, "big") % (spec.jitter_us + 1)
+
+
+def too_old_us(spec: Spec, now_us: int) -> int:
+    """The ticks before this time are missed; each of them was due before the catch-up window.
+
+    It leaves the largest jitter to every tick, not only its own: a tick that is due waits for those before it, whose
+    jitter may be larger.
+    """
+    return now_us - max(spec.catch_up_us, _LEAST_CATCH_UP_US) - spec.jitter_us
 
 
 def tick_name(tick_us: int) -> str:

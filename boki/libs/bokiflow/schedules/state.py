@@ -13,7 +13,7 @@ from typing import Final, Literal, assert_never
 
 import msgspec
 
-from boki.libs.bokiflow.schedules.spec import Overlap, Spec, due_us, next_tick, tick_name
+from boki.libs.bokiflow.schedules.spec import Overlap, Spec, due_us, next_tick, tick_name, too_old_us
 from boki.libs.fold.codec import RecordCodec
 
 VERSION: Final = 1
@@ -23,6 +23,7 @@ _AT_ONCE: Final = 100
 """Maximum number of ticks that one decision is about."""
 _RECENT: Final = 20
 _MISSED_COUNTED: Final = 1_000
+"""Maximum number of missed ticks that one decision counts; the cursor passes over the rest."""
 
 Verdict = Literal["started", "queued", "skipped", "missed"]
 
@@ -309,13 +310,13 @@ class _Draft:
     def take_ticks(self, now_us: int) -> None:
         """The ticks that are due. Those that were missed for too long are only counted."""
         spec, name = self._spec, self._state.name
-        too_old_us = now_us - spec.catch_up_us
+        until_us = too_old_us(spec, now_us)
         while not self._is_full:
             tick_us = next_tick(spec, self._cursor_us)
             if tick_us is None or due_us(spec, name, tick_us) > now_us:
                 return
-            if tick_us < too_old_us:
-                self._miss(too_old_us)
+            if tick_us < until_us:
+                self._miss(until_us)
                 continue
             self._take(tick_name(tick_us), tick_us, None)
             self._cursor_us = tick_us
