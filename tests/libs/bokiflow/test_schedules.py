@@ -14,9 +14,11 @@ from boki.libs.bokiflow import flow, workflow
 from boki.libs.bokiflow.attending import Attending
 from boki.libs.bokiflow.clocks import VirtualClock
 from boki.libs.bokiflow.refusals import NoSuchSchedule
+from boki.libs.bokiflow.schedules.attendant import _State
 from boki.libs.bokiflow.schedules.spec import Overlap, due_us, spec_of
 from boki.libs.bokiflow.schedules.state import CODEC, Act, Decided, Defined, Fold, Note, Resumed, Triggered
 from boki.libs.bokiflow.schedules.state import Paused as PausedNote
+from boki.log.limits import Limits
 
 RAN: list[str] = []
 ENDED: list[str] = []
@@ -192,6 +194,24 @@ async def test_create_replace_and_delete(boki_context: boki.testing.Context) -> 
     await report.schedule(ctx, 1, id="m", every_s=60)
     await ctx.clock.advance(61)
     assert len(RAN) == 4
+
+
+async def test_a_forgotten_end_is_no_second_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attendant that did not run for as long as ended calls are kept finds neither the call nor its end."""
+    end = _State.end
+
+    def without_records(self: _State, invocation_id: str, next_seqnum: int) -> None:
+        if not next_seqnum:
+            end(self, invocation_id, next_seqnum)
+
+    monkeypatch.setattr(_State, "end", without_records)
+    async with boki.testing.context(functions=[report], limits=Limits(key_window_s=60)) as ctx:
+        await report.schedule(ctx, 40, id="m", cron="* * * * *", overlap="allow")
+        await ctx.clock.advance(30)
+        assert minutes() == ["27"]
+        del ctx._calls._logged[report.handle(ctx, RAN[0]).invocation_id]  # type: ignore[attr-defined]
+        await ctx.clock.advance(60)
+        assert [flow_id[-6:] for flow_id in RAN] == ["27:00Z", "28:00Z"]
 
 
 async def test_long_life_is_kept_short(boki_context: boki.testing.Context) -> None:

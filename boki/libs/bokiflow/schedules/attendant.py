@@ -16,8 +16,6 @@ from boki.libs.fold.retrying import until_answered
 
 BY: Final = "boki:schedule"
 """The attribute of workflows that a schedule has started: its id."""
-_SURE_US: Final = 12 * 3_600 * 1_000_000
-"""A workflow that was decided so long ago and of which nothing is known has ended: calls are kept for longer."""
 
 
 def run_id(schedule: str, key: str) -> str:
@@ -45,6 +43,9 @@ class _Attendant:
         self._attributes = {**own, BY: chosen.name, PINNED: 0}
         self._state = _State(chosen.name, workflow, ctx.logbook.name)
         self._now_us = clock_of(ctx).now_us
+        self._sure_us = int(ctx.logbook.session.caller.limits.key_window_s * 1e6) // 2
+        """For this long after a decision an unknown workflow was never started. Ended calls are kept for
+        `keep_calls_s`, which is at least `key_window_s`; the other half is for clocks that differ."""
 
     async def run(self) -> NoReturn:
         """Act, and suspend."""
@@ -65,9 +66,9 @@ class _Attendant:
             try:
                 state = await self._calls.state(self._state.call_id(key))
             except NoSuchInvocation:
-                if self._now_us() - decided_us < _SURE_US:
+                if self._now_us() - decided_us < self._sure_us:
                     await self._start(key)
-                else:
+                else:  # it may have ended, and be forgotten: a start would run it twice
                     self._state.end(self._state.call_id(key), 0)
             else:
                 if state.state in OVER:
