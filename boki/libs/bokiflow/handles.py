@@ -193,21 +193,20 @@ class Handle(Generic[R]):
         return _value(answer)
 
     async def query(self, name: str, payload: Any = None) -> Any:
-        """What its handler of that query says now. The workflow does not notice: a replay in this process tells, or one
-        with the version that the workflow is pinned to, if this process has other code.
+        """What its handler of that query says now, by a replay that the workflow does not notice: in this process, or
+        with the version that the workflow is pinned to.
 
         Also of one that has ended. `InvalidArgument` if it has no such query, `DeadlineExceeded` if that version does
         not answer within a minute.
         """
         if self._code is None:
             raise InvalidArgument(f"the code of {self.workflow} is not in this process: query it from a function")
-        try:
+        pinned = None
+        with suppress(NoSuchWorkflow):  # its history may be kept for longer
+            pinned = await self._state()
+        if pinned is None or not version_of(pinned.attributes):
             return await ask_query(self._logbook, self._code, self.invocation_id, self.id, name, payload)
-        except Diverged:
-            state = await self._state()
-            if not version_of(state.attributes):
-                raise
-        return await self._query_there(state, name, encode_any(payload, "payload of a query"))
+        return await self._query_there(pinned, name, encode_any(payload, "payload of a query"))
 
     async def _query_there(self, pinned: InvocationState, name: str, payload: Payload) -> Any:
         call = uuid4().hex

@@ -55,6 +55,12 @@ async def other(city: str) -> str:
     return f"other {await flow.receive('go')}"
 
 
+@workflow(name="trip", book="trips")
+async def without_query(city: str) -> str:
+    await book(f"hotel in {city}")
+    return f"last {await flow.receive('go')}"
+
+
 class Versions(CallWorld):
     """An engine with deployed versions of the code, of which the last one runs."""
 
@@ -171,6 +177,21 @@ def test_a_query_is_answered_by_the_version_of_the_workflow() -> None:
         assert await asked.query("where") == "first in Rome"
 
     scenario(act, first, other)
+
+
+def test_a_query_is_answered_by_the_handler_of_that_version() -> None:
+    """Also where the code of the one that asks does the same steps: its handler is another one, or is not there."""
+
+    async def act(world: Versions) -> None:
+        for number, code in enumerate((second, without_query), 2):
+            world.deployed = number
+            asked = code.handle(world.context(a_user(96 - number)), "t-1")
+            assert await asked.query("where") == "first in Rome"
+        await world.handle.signal("go", "now")
+        assert await world.handle.result() == "first now"
+        assert await world.handle.query("where") == "first in Rome", "the version of one that has ended, too"
+
+    scenario(act, first, second, without_query)
 
 
 def test_a_query_that_is_not_answered_ends() -> None:
