@@ -10,7 +10,18 @@ from uuid import uuid4
 
 import msgspec
 
-from boki import BokiError, DeadlineExceeded, InvalidArgument, KeyReused, LogBook, NoSuchInvocation, Trimmed, WrongState
+from boki import (
+    BokiError,
+    ConditionFailed,
+    DeadlineExceeded,
+    Expect,
+    InvalidArgument,
+    KeyReused,
+    LogBook,
+    NoSuchInvocation,
+    Trimmed,
+    WrongState,
+)
 from boki.extending import (
     ATTENDS,
     OVER,
@@ -41,6 +52,7 @@ from boki.libs.bokiflow.records import (
     Updated,
     encode_note,
     inbox_tag,
+    never,
     note_of,
     updates_tag,
 )
@@ -150,14 +162,19 @@ class Handle(Generic[R]):
     async def signal(self, name: str, payload: Any = None, *, key: str | None = None) -> None:
         """Send a message without an answer. It is kept until the workflow takes it, also if that is yet to be started.
 
-        `key`: the same key within 24 hours sends nothing again. Without one, `WorkflowEnded` if it has ended; with one
-        it may be what was sent before that has ended it.
+        `key`: the same key within 24 hours sends nothing again. `WorkflowEnded` if it has ended, unless the key was
+        used before: that message may be what has ended it.
         """
-        if key is None:
+        note = Signalled(check_key(name, "name"), encode_any(payload, f"payload of signal {name}"))
+        logged = None if key is None else f"signal:{key}"
+        try:
             with suppress(NoSuchWorkflow):
                 await self._check_running()
-        note = Signalled(check_key(name, "name"), encode_any(payload, f"payload of signal {name}"))
-        await self._send(note, None if key is None else f"signal:{key}")
+        except WorkflowEnded:
+            if logged is None or not await self._was_sent(note, logged):
+                raise
+        else:
+            await self._send(note, logged)
 
     async def update(
         self,
@@ -329,9 +346,18 @@ class Handle(Generic[R]):
             start, is_end, is_whole = page.next_start, page.is_end, is_whole and not page.first_seqnum
         return False, is_whole
 
-    async def _send(self, note: Note, key: str | None, *tags: str) -> int:
+    async def _send(self, note: Note, key: str | None, *tags: str, when: tuple[Expect, ...] = ()) -> int:
         logged = None if key is None else f"flow:{self.invocation_id}:{key}"
-        return await self._logbook.append(encode_note(note), [inbox_tag(self.invocation_id), *tags], key=logged)
+        tags = (inbox_tag(self.invocation_id), *tags)
+        return await self._logbook.append(encode_note(note), tags, when=when, key=logged)
+
+    async def _was_sent(self, note: Note, key: str) -> bool:
+        """Whether a message was sent under that key. This one is not sent."""
+        try:
+            await self._send(note, key, when=(never(inbox_tag(self.invocation_id)),))
+        except ConditionFailed:
+            return False
+        return True
 
     async def _answer(self, update: Updated, seqnum: int, *, is_repeated: bool) -> Result:
         """Wait for the answer, or for the end of the workflow. `is_repeated`: the update may have been sent before.

@@ -25,6 +25,7 @@ from typing import Final
 
 import msgspec
 
+from boki import Expect
 from boki.extending import Failure, Payload
 from boki.libs.bokiflow.gates.records import Admission, Asked, GateKept, GateRecord
 from boki.libs.bokiflow.joins import JoinRecord
@@ -229,6 +230,13 @@ def journal_tag(run: str) -> str:
 def inbox_tag(workflow: str) -> str:
     """The tag of a workflow's inbox."""
     return f"!fi:{workflow}"
+
+
+def never(tag: str) -> Expect:
+    """A condition that no append meets, because no tag has had that many records. So nothing is appended; only an
+    append under a key that was used before succeeds.
+    """
+    return Expect(tag, count=(1 << 62) - 1)
 
 
 def updates_tag(workflow: str) -> str:

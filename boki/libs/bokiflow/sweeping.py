@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Final, TypeVar
 
-from boki import BokiError, ConditionFailed, Context, Expect, LogBook, Record
+from boki import BokiError, ConditionFailed, Context, LogBook, Record
 from boki.extending import ended_before, ends_of, forget_tags
 from boki.libs.bokiflow.clocks import clock_of
 from boki.libs.bokiflow.records import (
@@ -30,6 +30,7 @@ from boki.libs.bokiflow.records import (
     ended_tag,
     inbox_tag,
     journal_tag,
+    never,
     run_of,
     updates_tag,
 )
@@ -48,8 +49,6 @@ _MOST_US: Final = 60_000_000
 _PAGE: Final = 200
 _AT_ONCE: Final = 100
 _TRIES: Final = Backoff(tries=5)
-_NEVER: Final = (1 << 62) - 1
-"""As many records no tag has."""
 
 
 def kept_s(ctx: Context, keep_s: float | None) -> float:
@@ -188,7 +187,7 @@ async def place_of(logbook: LogBook, tag: str) -> int:
     """How many records a journal has ever had, of which none is left: the log tells it by refusing a condition."""
     nothing = encode_entry(Entry(0, 0, 0, 0, Began()))
     try:
-        await until_answered(partial(logbook.append, nothing, [tag], when=Expect(tag, count=_NEVER)), "a count")
+        await until_answered(partial(logbook.append, nothing, [tag], when=never(tag)), "a count")
     except ConditionFailed as error:
         return int(error.details["actual_count"])
     raise AssertionError("no tag has so many records")

@@ -11,8 +11,9 @@ import pytest
 
 import boki.testing
 from boki import FunctionFailed, InvalidArgument, KeyReused
+from boki.extending import encode_any
 from boki.libs.bokiflow import NoSuchWorkflow, WorkflowEnded, flow, step, workflow
-from boki.libs.bokiflow.records import CancelRequested
+from boki.libs.bokiflow.records import CancelRequested, Signalled
 
 pytestmark = pytest.mark.usefixtures("each_mode")
 
@@ -91,6 +92,23 @@ async def test_a_signal_under_a_key_counts_once(boki_context: boki.testing.Conte
     for n in (0, 0, 1, 1, 2):
         await handle.signal("x", n, key=f"k{n}")
     assert await handle.result() == 3
+
+
+async def test_a_signal_under_a_new_key_after_the_end_is_refused(boki_context: boki.testing.Context) -> None:
+    """Nothing is sent. A key from before the end has the same answer as then, because its signal may be the last one
+    that the workflow needed.
+    """
+    ctx, LAST[0] = boki_context, 3
+    handle = await triples.start(ctx, 0, id="over")
+    for n in range(3):
+        await handle.signal("x", n, key=f"k{n}")
+    assert await handle.result() == 3
+    tail = await ctx.logbook.check_tail()
+    await handle.signal("x", 2, key="k2")
+    for key in ("other", None):
+        with pytest.raises(WorkflowEnded, match="nothing was sent"):
+            await handle.signal("x", 1, key=key)
+    assert await ctx.logbook.check_tail() == tail
 
 
 async def test_updates(boki_context: boki.testing.Context) -> None:
@@ -321,7 +339,8 @@ async def test_cancellation_and_a_condition_at_once(boki_context: boki.testing.C
     ctx = boki_context
     handle = await both.start(ctx, id="b")
     await ctx.clock.advance(5)
-    messages = [handle._send(CancelRequested(), None), handle.signal("ready", key="r")]
+    ready = Signalled("ready", encode_any(None, "payload"))
+    messages = [handle._send(CancelRequested(), None), handle._send(ready, None)]
     await asyncio.gather(*(messages if is_first else reversed(messages)))
     assert await handle.result() == ("cancelled" if is_first else "ready")
 

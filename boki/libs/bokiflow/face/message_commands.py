@@ -41,7 +41,7 @@ def signal(
 ) -> None:
     """Send a message to a workflow.
 
-    It is kept until the workflow takes it, also if that is yet to be started.
+    It is kept until the workflow takes it, also if that is yet to be started. A workflow that has ended takes none.
     """
     body, content_type = typed_value(value, f"boki flow signal {name} {flow_id} {message}") if value else (b"", "")
     with Flows(url, token, book) as flows:

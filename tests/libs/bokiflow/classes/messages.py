@@ -230,10 +230,10 @@ async def the_update_that_ends_a_workflow_is_answered(ctx: Context) -> None:
 @case("temporal workflow_return_is_honored_when_it_precedes_signal")
 async def what_comes_after_the_end_is_without_effect(ctx: Context) -> None:
     handle = await collector.start(ctx, 1)
-    await handle.signal("x", 1)
+    await handle.signal("x", 1, key="first")
     assert await handle.result() == [1]
-    await handle.signal("x", 2, key="late")
-    for said in (handle.signal("x", 3), handle.cancel()):
+    await handle.signal("x", 1, key="first")
+    for said in (handle.signal("x", 2, key="late"), handle.signal("x", 3), handle.cancel()):
         with pytest.raises(WorkflowEnded):
             await said
     assert await handle.result() == [1]
