@@ -202,6 +202,14 @@ def check_retry(value: Any) -> Retry | None:
     raise WrongType(f"retry must be a boki.Retry, not {kind}: write retry=Retry(attempts=3)", field="retry")
 
 
+def check_delay(delay_s: float) -> None:
+    """Refuse a delay of a logged call that is longer than any may be."""
+    if not 0 <= delay_s <= MAX_DELAY_S:
+        raise InvalidArgument(
+            f"delay_s must be 0 to {MAX_DELAY_S:,.0f} seconds (a year), not {delay_s:,.15g}", field="delay_s"
+        )
+
+
 def _checked_names(field: str, names: Any) -> tuple[str, ...]:
     """The names as a tuple; a class is refused with what to write instead."""
     if isinstance(names, str) or not isinstance(names, tuple | list):

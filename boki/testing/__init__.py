@@ -61,7 +61,6 @@ from boki.errors import (
     DeadlineExceeded,
     InvalidArgument,
     KeyReused,
-    NoSuchFunction,
     NoSuchInvocation,
     WrongState,
     WrongType,
@@ -81,7 +80,15 @@ from boki.protocol.calls import (
     ends_tag,
 )
 from boki.retry import LOSSES_ONLY, Retry
-from boki.testing.memory_calls import LaterCall, LaterRequest, stands_for, start_tags, with_copied_payload
+from boki.testing.memory_calls import (
+    LaterCall,
+    LaterRequest,
+    later_function,
+    no_such_function,
+    stands_for,
+    start_tags,
+    with_copied_payload,
+)
 from boki.testing.memory_port import ENDLESS_S, BlockingMemoryPort, MemoryPort
 from boki.testing.unopened import UnopenedBlockingContext, UnopenedContext
 from boki.testing.virtual_clock import Clock
@@ -310,9 +317,8 @@ class _Calls:
         """See `boki.api.port.CallPort`."""
         clock = self.port.clock
         clock.note_activity()
-        known = self._functions.get(call.function)
-        if known is not None:
-            call = msgspec.structs.replace(call, book=known.info.book_of(call))
+        known = later_function(self._functions.get(call.function), call.function, delay_s)
+        call = msgspec.structs.replace(call, book=known.info.book_of(call))
         request = (call.function, call.book, call.payload, delay_s)
         if key is not None:
             earlier = self._keys.get(key)
@@ -333,8 +339,7 @@ class _Calls:
         """Run a later call, and again as its policy says, or when what it is suspended for has come."""
         clock = self.port.clock
         call = logged.call
-        known = self._functions.get(call.function)
-        policy = call.retry or (known.info.retry if known is not None else None) or LOSSES_ONLY
+        policy = call.retry or self._functions[call.function].info.retry or LOSSES_ONLY
         logged.begin(clock.now_us)
         logged.task = self._start(self.invoke(msgspec.structs.replace(call, run=logged.run, attempt=logged.attempts)))
         outcome = await logged.task
@@ -424,7 +429,7 @@ class _Calls:
         known = self._functions.get(call.function)
         try:
             if known is None:
-                raise NoSuchFunction(f"no function {call.function!r}: give it to boki.testing.context(functions=[...])")
+                raise no_such_function(call.function)
             if call.depth > self.port.limits.call_depth:
                 raise CallTooDeep(f"calls may be nested {self.port.limits.call_depth} deep: {call.function} is deeper")
             arguments = known.arguments_of(call)

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from boki.errors import AlreadyExists, KeyReused
+from boki.api.function import Function
+from boki.api.streaming import no_stream
+from boki.errors import AlreadyExists, KeyReused, NoSuchFunction
 from boki.protocol.calls import (
     OVER,
     Call,
@@ -19,9 +21,25 @@ from boki.protocol.calls import (
     Suspension,
     starts_tag,
 )
+from boki.retry import check_delay
 
 LaterRequest = tuple[str, str, Payload, float]
 """What must be equal for a key or an id to stand for the same call."""
+
+
+def no_such_function(name: str) -> NoSuchFunction:
+    """The error for a name that the context knows no function by."""
+    return NoSuchFunction(f"no function {name!r}: give it to boki.testing.context(functions=[...])")
+
+
+def later_function(known: Function | None, name: str, delay_s: float) -> Function:
+    """The function of a later call, if an engine would accept the call."""
+    if known is None:
+        raise no_such_function(name)
+    if known.info.streams:
+        raise no_stream(name)
+    check_delay(delay_s)
+    return known
 
 
 def with_copied_payload(call: Call, logged: Mapping[str, LaterCall]) -> Call:

@@ -35,7 +35,6 @@ from boki.books.calls.waiting import NOBODY, Owner, PackedCall, Waiting
 from boki.errors import (
     BokiError,
     DeadlineExceeded,
-    InvalidArgument,
     KeyReused,
     Overloaded,
     Unavailable,
@@ -56,7 +55,7 @@ from boki.protocol.calls import (
     Outcome,
     version_of,
 )
-from boki.retry import MAX_DELAY_S
+from boki.retry import check_delay
 
 _log = logging.getLogger("boki.protocol.calls")
 
@@ -200,10 +199,7 @@ class LoggedCalls:
 
     async def begin(self, call: Call, *, key: str | None = None, delay_s: float = 0.0) -> Begun:
         """See `accept`: with what has come of the call, if it has ended by then."""
-        if not 0 <= delay_s <= MAX_DELAY_S:
-            raise InvalidArgument(
-                f"delay_s must be 0 to {MAX_DELAY_S:,.0f} seconds (a year), not {delay_s:,.15g}", field="delay_s"
-            )
+        check_delay(delay_s)
         accept = self._accept(call, key, int(delay_s * 1e6), is_urgent=False)
         first, outcome = await self._shielded(accept, call.id, _ACCEPT_TIMEOUT_S)
         result = None if outcome is None else outcome.result
