@@ -19,7 +19,7 @@ from boki.log.limits import DEFAULT_LIMITS, Limits
 from boki.log.memory import MemoryLog
 from boki.log.metalog import Positions, make_position, merge_positions
 from boki.log.operations import Answer, Append, Found, Operation, Read
-from boki.testing.virtual_clock import Clock
+from boki.testing.virtual_clock import START_US, Clock
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ class MemoryPort:
         self, log: MemoryLog | None = None, clock: Clock | None = None, limits: Limits = DEFAULT_LIMITS
     ) -> None:
         self.log = log or MemoryLog(limits)
-        self.clock = clock or Clock()
+        self.clock = clock or Clock(max(START_US, self.log.time_us))
         self.limits = limits
         self._waiting: dict[asyncio.Future[Found], tuple[Read, Found]] = {}
         self._watches: list[tuple[Read, Callable[[], None]]] = []
@@ -115,8 +115,9 @@ class MemoryPort:
         self._watches = [watch for watch in self._watches if watch[1] != wake]
 
     def close(self) -> None:
-        """End the reads that wait, and answer no more: the test is over."""
+        """End the reads that wait, and answer no more: the test is over. Its time has passed for the log, too."""
         self._is_closed = True
+        self.log.time_us = max(self.log.time_us, self.clock.now_us)
         for future in self._waiting:
             if not future.done():
                 future.set_exception(Unavailable(_CLOSED))

@@ -25,7 +25,8 @@ QUIET_TURNS: Final = 50
 takes.
 """
 
-_START_US: Final = 1_600_000_000_000_000
+START_US: Final = 1_600_000_000_000_000
+"""When time begins, for a log that is new."""
 
 
 @dataclass(order=True, slots=True)
@@ -44,7 +45,7 @@ class Timer:
 class Clock:
     """Virtual time, in microseconds since the epoch. It belongs to one event loop and is used in its thread."""
 
-    def __init__(self, start_us: int = _START_US) -> None:
+    def __init__(self, start_us: int = START_US) -> None:
         self.now_us = start_us
         self._timers: list[Timer] = []
         self._numbers = count()

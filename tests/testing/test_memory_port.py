@@ -6,9 +6,11 @@ import asyncio
 
 import pytest
 
+import boki.testing
 from boki.errors import DeadlineExceeded, InvalidArgument, NotFound, Unavailable
 from boki.log.chunk import Group, encode_chunk
 from boki.log.ids import MAX_SEQNUM
+from boki.log.memory import MemoryLog
 from boki.log.metalog import Positions
 from boki.log.operations import Append, Found, Get, Read, Sync, TrimBook
 from boki.testing.memory_port import BlockingMemoryPort, MemoryPort
@@ -127,5 +129,26 @@ def test_threads_reach_the_log() -> None:
         assert await port.run_in_thread(work, 0) >= 1
         with pytest.raises(NotFound):
             await port.run_in_thread(blocking.request, Get("b", 1), {}, 30)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("reads_at_the_end", [True, False])
+def test_time_continues_where_the_context_before_left_it(reads_at_the_end: bool) -> None:
+    """A key is forgotten 24 hours after its use, in whichever context they pass."""
+
+    async def scenario() -> None:
+        log = MemoryLog()
+        async with boki.testing.context(log=log) as ctx:
+            await ctx.logbook.append(b"first", key="k")
+            await ctx.clock.advance(23 * 3600)
+            if reads_at_the_end:
+                assert await ctx.logbook.check_tail() is not None
+        async with boki.testing.context(log=log) as ctx:
+            await ctx.clock.advance(2 * 3600)
+            await ctx.logbook.append(b"second", key="k")
+            first, second = (await ctx.logbook.read()).records
+            assert (first.data, second.data) == (b"first", b"second")
+            assert second.time - first.time == 25 * 3600 * 10**6
 
     asyncio.run(scenario())
