@@ -11,7 +11,7 @@ import typer
 from boki.cli.connection import AsJson, Token, Url, connect
 from boki.cli.help import Commands, examples
 from boki.cli.invoke import print_answer
-from boki.cli.terminal import errors, print_json, print_table, results, time_cell, time_text
+from boki.cli.terminal import errors, print_json, print_table, printable_lines, results, time_cell, time_text
 from boki.errors import BokiError, InvalidArgument
 from boki.protocol.calls import CallStatus
 
@@ -215,10 +215,11 @@ def _show(call: Invocation, *, as_json: bool) -> None:
 
 
 def _lines(text: str, columns: int) -> list[str]:
-    """The text as a screen shows it; in a pipe it is whole."""
+    """The text as a screen shows it; in a pipe its lines are whole. None looks like a line of another name."""
+    lines = printable_lines(text).split("\n")
     if not results().is_terminal:
-        return [text]
-    return [part for line in text.splitlines() or [""] for part in textwrap.wrap(line, max(columns, 20)) or [""]]
+        return lines
+    return [part for line in lines for part in textwrap.wrap(line, max(columns, 20)) or [""]]
 
 
 def _as_json(call: Invocation) -> dict[str, Any]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, Final
 
-from boki.cli.terminal import errors
+from boki.cli.terminal import errors, printable_lines
 from boki.errors import BokiError, InvalidArgument, Unauthorized, Unavailable
-from boki.host.lines import printable
 
 FAILED: Final = 1
 USAGE: Final = 2
@@ -60,4 +59,4 @@ def _of_options(error: BokiError, options: Collection[str]) -> str:
 
 def escape(text: str) -> str:
     """The text of an error, which may be a function's: neither markup nor control characters have a meaning in it."""
-    return "\n".join(map(printable, text.split("\n"))).replace("[", r"\[")
+    return printable_lines(text).replace("[", r"\[")

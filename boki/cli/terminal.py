@@ -19,6 +19,7 @@ import typer
 
 from boki.cli.table import head_and_lines, name_of
 from boki.errors import InvalidArgument
+from boki.host.lines import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -72,13 +73,26 @@ def _console(*, is_stderr: bool) -> Console:
     from rich.console import Console
 
     class Pipe(Console):
+        def render_str(self, text: str, **options: Any) -> Text:
+            """See `Console`: texts of functions and of strangers cannot move the cursor."""
+            return super().render_str(printable_lines(text), **options)
+
         def on_broken_pipe(self) -> None:
             """See `Console`: an end like that of any other write, not one of rich's own."""
             raise BrokenPipeError
 
-    console = Pipe(stderr=is_stderr, highlight=False)
+    console = Pipe(stderr=is_stderr, highlight=False, emoji=False)
     console.soft_wrap = not console.is_terminal
     return console
+
+
+def printable_lines(text: str) -> str:
+    r"""The text with escapes in place of control characters; its lines stay lines.
+
+    >>> printable_lines("\x1b[2J\r\n\tx")
+    '\\x1b[2J\\r\n\tx'
+    """
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def stop_writing() -> None:
@@ -108,7 +122,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, tit
     """A table, laid out as `boki.cli.table` says. In a pipe, where no screen limits a line, it is tab-separated lines
     under a line of names.
     """
-    texts = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    texts = [["" if cell is None else cell_text(str(cell)) for cell in row] for row in rows]
     console = results()
     if not console.is_terminal:
         for line in ([name_of(column) for column in columns], *texts):
@@ -118,6 +132,15 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, tit
         console.print(f"\n{title}", style="bold", markup=False)
     for text in table_lines(columns, texts, console.width):
         console.print(text, soft_wrap=True)
+
+
+def cell_text(text: str) -> str:
+    r"""The text of a cell on one line: escapes in place of control characters, of tabs too, which separate cells.
+
+    >>> print(cell_text("a\tb\n\x1b[2J"))
+    a\tb\n\x1b[2J
+    """
+    return printable(text).replace("\t", r"\t")
 
 
 def table_lines(columns: Sequence[str], rows: Sequence[Sequence[str]], screen_columns: int) -> list[Text]:

@@ -57,6 +57,17 @@ def test_objects_are_set_read_changed_and_deleted(url: str) -> None:
     boki(url, "set", "shop", "ada", "1", "--path", "name.first", code=1)
 
 
+def test_text_is_printed_as_it_is_and_takes_one_line_of_a_list(url: str) -> None:
+    """`get` prints what the object holds, tabs and colons too; between others a text cannot look like two items."""
+    text = "a\tb\n\x1b[2J:x:"
+    with BlockingClient(url) as client:
+        store = Store(client.logbook("texts"))
+        store.object("one").set("", text)
+        store.map("users").set("ada", text)
+    assert boki(url, "get", "texts", "one").stdout == f"{text}\n"
+    assert boki(url, "scan", "texts", "users").stdout == "ada\ta\\tb\\n\\x1b[2J:x:\n"
+
+
 def test_names_are_listed(url: str) -> None:
     """Page by page, of objects and of maps; a counter is a number."""
     for name in ("b", "c", "a"):

@@ -5,11 +5,13 @@ import json
 import logging
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 from rich.console import Console
 
-from boki.cli import terminal
+from boki.api.http.exchange import Invocation
+from boki.cli import calls, terminal
 from boki.cli.console import Screen
 from boki.cli.explaining import explain
 from boki.cli.log import record_json
@@ -138,3 +140,60 @@ def test_output_that_nobody_reads_ends_a_command_as_it_ends_cat(words: list[str]
         process.stdout.close()
         said = process.stderr.read()
     assert (process.returncode, said) == (141, b"")
+
+
+EVIL = "\x1b[2J\x1b]0;pwned\x07a\tb\nstate  done :x:"
+ESCAPED = r"\x1b[2J\x1b]0;pwned\x07"
+
+
+@pytest.fixture
+def piped() -> Iterator[None]:
+    """Consoles that are made while the test runs, whose output goes into a pipe."""
+    for console in (terminal.results, terminal.errors):
+        console.cache_clear()
+    yield
+    for console in (terminal.results, terminal.errors):
+        console.cache_clear()
+
+
+@pytest.mark.usefixtures("piped")
+def test_a_message_with_colons_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """`:x:` is no emoji, with markup or without."""
+    explain(FunctionFailed("a:x:b", outcome="failed"))
+    terminal.say("c:x:d")
+    assert capsys.readouterr().err == "error: a:x:b\nc:x:d\n"
+
+
+@pytest.mark.usefixtures("piped")
+def test_no_text_of_a_console_moves_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where a caller does not think of it: a module's error, a note, a name."""
+    terminal.results().print(EVIL.replace("\t", ""), markup=False)
+    assert capsys.readouterr().out == f"{ESCAPED}ab\nstate  done :x:\n"
+
+
+@pytest.mark.usefixtures("piped")
+def test_what_a_call_says_stays_in_its_place(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its error and its note: one cell in a table, and no line of their own beside those of `boki calls show`."""
+    call = Invocation(
+        id="1" * 32,
+        function="f",
+        book="b",
+        state="suspended",
+        attempts=1,
+        next_us=10**15,
+        note=EVIL,
+        last_error=FunctionFailed(EVIL),
+    )
+    terminal.print_table(["id", "function~", "state", "runs>", "about…"], [calls._cells(call)])
+    _, line = capsys.readouterr().out.splitlines()
+    assert "\x1b" not in line
+    *_, about = line.split("\t")
+    assert about.startswith(rf"{ESCAPED}a\tb\nstate  done :x:; waits until ")
+    assert len(line.split("\t")) == 5
+    calls._show(call, as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert not any("\x1b" in line for line in lines)
+    assert [line for line in lines if line.startswith("state ")] == [
+        "state       suspended, waits until 2001-09-09 01:46:40 UTC"
+    ]
+    assert [line.split()[1] for line in lines if line.startswith("note ")] == [f"{ESCAPED}a"]

@@ -251,7 +251,7 @@ def _waited(flows: Flows, name: str, flow_id: str, wait_s: float) -> dict[str, A
 def _print_result(workflow: dict[str, Any]) -> None:
     if workflow["state"] == "done":
         value = workflow.get("result_base64", workflow.get("result"))
-        results().print(value if isinstance(value, str) else msgspec.json.encode(value).decode(), markup=False)
+        print(value if isinstance(value, str) else msgspec.json.encode(value).decode())
         return
     if workflow["state"] in OVER:
         error = workflow["error"]

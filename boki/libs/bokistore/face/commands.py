@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from boki.cli.connection import AsJson
-from boki.cli.terminal import content_of, print_json, results, say
+from boki.cli.terminal import cell_text, content_of, print_json, say
 from boki.cli.things import ThingCommands
 from boki.errors import InvalidArgument
 
@@ -71,7 +71,7 @@ def value_of(text: str, command: str) -> Any:
 def show(value: Any) -> None:
     """A value: text as it is, anything else as JSON."""
     if isinstance(value, str):
-        results().print(value, markup=False, soft_wrap=True)
+        print(value)
     else:
         print_json(value)
 
@@ -191,4 +191,4 @@ async def scan(
             print_json({"key": key, "value": value})
         else:
             text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-            print(f"{key}\t{text}")
+            print(f"{cell_text(key)}\t{cell_text(text)}")
