@@ -13,6 +13,7 @@ from boki.cli.help import Commands, examples
 from boki.cli.invoke import print_answer
 from boki.cli.terminal import errors, print_json, print_table, printable_lines, results, time_cell, time_text
 from boki.errors import BokiError, InvalidArgument
+from boki.log.checks import check_seconds
 from boki.protocol.calls import CallStatus
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ def list_calls(
 
     Unfinished ones, and ended ones while they are kept.
     """
+    check_seconds(since_s, "since_s", positive=False)
+    check_seconds(until_s, "until_s", positive=False)
     found: list[Invocation] = []
     now_us = int(time.time() * 1e6)
     before = 0

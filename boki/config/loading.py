@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import force_setattr
 
-from boki.config.rules import address_problems, budget_problems, quorum_problems
+from boki.config.rules import address_problems, budget_problems, check_finite, quorum_problems
 from boki.errors import ConfigError
 from boki.log.limits import KIB, MIB, Limits
 
@@ -339,7 +339,7 @@ def _converted(item: _Given, setting: Setting) -> tuple[Any, str]:
     if setting.name in _LISTS and isinstance(value, list) and all(isinstance(one, str) for one in value):
         value = ",".join(value)  # what people write in TOML for several
     try:
-        return msgspec.convert(value, setting.type, strict=not item.is_text, dec_hook=_to_path), ""
+        return check_finite(msgspec.convert(value, setting.type, strict=not item.is_text, dec_hook=_to_path)), ""
     except msgspec.ValidationError as error:
         expected = _expected(setting.type, error)
         expected = expected.removesuffix(", got str") if item.is_text else expected
@@ -455,7 +455,7 @@ def _field_problem(name: str, value: Any, kind: Any) -> str:
     if _is_path(kind) and not isinstance(value, Path):
         return f"{name} = {value!r}: expected a Path, got {type(value).__name__}"
     try:
-        msgspec.convert(msgspec.to_builtins(value, enc_hook=str), kind, dec_hook=_to_path)
+        check_finite(msgspec.convert(msgspec.to_builtins(value, enc_hook=str), kind, dec_hook=_to_path))
     except msgspec.ValidationError as error:
         return f"{name} = {value!r}: {_expected(kind, error)}"
     return ""

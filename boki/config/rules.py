@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from typing import Final
+from math import isfinite
+from typing import Any, Final
+
+import msgspec
 
 from boki.log.limits import Limits
 
 _LIKE_ADDRESS: Final = re.compile(r"[0-9.]+|.*:.*")
+
+
+def check_finite(value: Any) -> Any:
+    """`value`. `msgspec.ValidationError` for a number that no clock reaches and no JSON can hold."""
+    if isinstance(value, float) and not isfinite(value):
+        raise msgspec.ValidationError("Expected a finite number")
+    return value
 
 
 def budget_problems(limits: Limits, *, keep_calls_s: float, cache_bytes: int, append_buffer_bytes: int) -> list[str]:

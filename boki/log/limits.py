@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import msgspec
 
 from boki.errors import ConfigError
@@ -32,9 +34,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         problems = [
-            f"limits.{name} must be positive, not {getattr(self, name)}"
+            f"limits.{name} must be {'positive' if value <= 0 else 'finite'}, not {value}"
             for name in self.__struct_fields__
-            if getattr(self, name) <= 0
+            if not 0 < (value := getattr(self, name)) < inf
         ]
         if self.tags_per_record > 255 or self.tag_bytes > 65_000:
             problems.append("the batch format holds at most 255 tags per record, of at most 65,000 bytes each")

@@ -1,10 +1,13 @@
 """Configuration: what wins over what, what is refused, and that a refusal lists everything at once."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from boki.config.loading import DevConfig, flag, load, settings
+from boki.config.loading import Config, DevConfig, flag, load, settings
+from boki.config.node import ALL_CONFIGS, NodeConfig
+from boki.config.up import UpConfig
 from boki.errors import ConfigError
 from boki.log.limits import Limits
 
@@ -167,3 +170,29 @@ def test_values_made_in_python_are_checked_too() -> None:
 def test_flag_names() -> None:
     """The message of a refused flag spells it as the command line does."""
     assert flag("limits.tags_per_record") == "--limits-tags-per-record"
+
+
+@pytest.mark.parametrize("text", ["inf", "nan"])
+@pytest.mark.parametrize("kind", [DevConfig, UpConfig, *ALL_CONFIGS])
+def test_every_number_of_seconds_must_be_finite(tmp_path: Path, kind: type[Config], text: str) -> None:
+    """From a flag, a variable and a file, and in a struct that is made by hand."""
+    given: dict[str, Any] = {"name": "n"} if issubclass(kind, NodeConfig) else {}
+    floats = [setting for setting in settings(kind) if isinstance(setting.default, float)]
+    assert {"limits.key_window_s", "limits.history_s"} < {setting.name for setting in floats}
+    assert "drain_s = 'inf' (--drain-s): expected a finite number" in refusal(flags={"drain_s": "inf"})
+    for setting in floats:
+        file = write(tmp_path, f"{setting.name} = {text}\n")
+        sources: list[dict[str, Any]] = [
+            {"flags": {**given, setting.name: text}, "environment": {}},
+            {"flags": given, "environment": {setting.variable: text}},
+            {"flags": given, "environment": {}, "file": file},
+        ]
+        for source in sources:
+            with pytest.raises(ConfigError) as caught:
+                load(kind, **source)
+            (problem,) = caught.value.problems
+            assert problem.startswith(f"{setting.name} = ")
+            assert "expected a finite number" in problem or "expected float" in problem
+        *struct, name = setting.name.split(".")
+        with pytest.raises(ConfigError, match=rf"{name} (= {text}|must be finite)"):
+            (Limits if struct else kind)(**{**({} if struct else given), name: float(text)})

@@ -48,6 +48,8 @@ ROWS = {
         ["dev", "--drain-s", "10s"],
         f"{PROBLEM}drain_s = '10s' (--drain-s): expected float; write seconds without a unit",
     ),
+    "calls since ever": Row(["calls", "list", "--since-s", "inf"], "error: --since-s must be finite, not inf"),
+    "calls until never": Row(["calls", "list", "--until-s", "inf"], "error: --until-s must be finite, not inf"),
     "bytes": Row(
         ["dev", "--cache-bytes", "256 MiB"],
         f"{PROBLEM}cache_bytes = '256 MiB' (--cache-bytes): expected int; write bytes without a unit",
