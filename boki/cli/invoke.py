@@ -157,4 +157,4 @@ def _unknown(error: NoSuchFunction, names: list[str], client: BlockingClient) ->
 
 def _content(payload: str) -> bytes:
     """What was typed; from stdin without the line end that `echo` puts there."""
-    return sys.stdin.buffer.read().removesuffix(b"\n") if payload == "-" else payload.encode()
+    return sys.stdin.buffer.read().removesuffix(b"\n") if payload == "-" else payload.encode(errors="surrogateescape")

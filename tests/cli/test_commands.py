@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from boki.cli.app import app
+from boki.cli.invoke import _content
 from boki.config.loading import DevConfig
 from boki.launch.child import Child
 
@@ -117,6 +118,24 @@ def test_a_payload_may_come_from_stdin(url: str) -> None:
         check=True,
     )
     assert done.stdout == b"\x01\x00\xff"
+
+
+def test_a_payload_need_not_be_utf_8(url: str) -> None:
+    """What is typed as $'\\xe9' reaches the function as that byte."""
+    assert _content("\udce9") == b"\xe9"
+    command: list[str | bytes] = [
+        sys.executable,
+        "-m",
+        "boki",
+        "invoke",
+        "reverse",
+        b"\xe9A",
+        "--url",
+        url,
+        "--token",
+        "secret",
+    ]
+    assert subprocess.run(command, capture_output=True, check=True).stdout == b"A\xe9"
 
 
 @pytest.mark.parametrize(("first", "code"), [("good", 0), ("bad", 1)])
