@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import errno
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from rich.live import Live
 
 _SHOWN_EVENTS = 5
-_PROBLEMS = {"exited", "failed", "killed"}
+_PROBLEMS = {"exited", "failed", "killed", "unwritable"}
 _COLOURS = {"running": "green", "waiting": "yellow", "stopping": "yellow", "stopped": "dim"}
 
 
@@ -87,11 +88,13 @@ class UpScreen:
 
     def _say(self, say: Callable[[], None]) -> None:
         """A terminal that is closed, or a pipe that nobody reads any more, decides nothing about the cluster: what is
-        said from then on goes nowhere.
+        said from then on goes nowhere. A file on a full disk takes later lines again.
         """
         try:
             say()
-        except (OSError, ValueError, SystemExit):  # rich ends the process where a pipe is broken
+        except (OSError, ValueError, SystemExit) as error:  # rich ends the process where a pipe is broken
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                return
             sys.stdout = Nowhere()
             self._live = None
 

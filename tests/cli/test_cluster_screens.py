@@ -1,5 +1,6 @@
 """What people see of a cluster: the screen of `boki up`, and that of `boki status`."""
 
+import errno
 import io
 import json
 import os
@@ -114,6 +115,26 @@ def test_output_that_nobody_takes_stops_nothing(monkeypatch: pytest.MonkeyPatch,
     screen.stop()
     screen.event("stopped", "the cluster has stopped", {})
     print("nor anything else")
+
+
+def test_a_file_on_a_full_disk_takes_lines_again_when_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the log of a cluster that outlives a full disk would end there."""
+
+    class Full(io.StringIO):
+        is_full = True
+
+        def write(self, text: str) -> int:
+            if self.is_full:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().write(text)
+
+    file = Full()
+    monkeypatch.setattr(sys, "stdout", file)
+    screen = UpScreen("console", running_core(), {})
+    screen.event("unwritable", "cannot write supervisor.json", {})
+    file.is_full = False
+    screen.event("started", "engine-1 started again", {})
+    assert file.getvalue().endswith("engine-1 started again\n")
 
 
 def test_a_terminal_gets_a_screen_with_troubles_and_what_happened(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,11 @@ fork and exec.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +22,7 @@ from boki.errors import Unavailable
 from boki.launch.up import identity, logs, zygote
 from boki.launch.up.core import Action, End, Process, Row, Start, SupervisorCore
 from boki.launch.up.spawning import Spawner
-from boki.launch.up.state import ProcessState, SupervisorState, read_state, write_state
+from boki.launch.up.state import FILE_NAME, ProcessState, SupervisorState, read_state, write_state
 
 OnEvent = Callable[[str, str, dict[str, Any]], None]
 """Told what has happened: a name for programs, a text for people, and the facts."""
@@ -55,6 +56,10 @@ class Supervisor:
         self._nodes: dict[int, str] = {}
         """Those that run, by process id."""
         self._marks: dict[str, str] = {}
+        self._told: SupervisorState | None = None
+        """What the file says."""
+        self._unwritable: set[Path] = set()
+        """Files that could not be written the last time, as was told."""
         self._changed = asyncio.Event()
 
     def log_file(self, node: str) -> Path:
@@ -86,7 +91,8 @@ class Supervisor:
                 if time.monotonic() - logs_checked_s > _LOG_CHECK_S:
                     logs_checked_s = time.monotonic()
                     for name in (*self.core.rows, "zygote", "supervisor"):
-                        logs.bound(self.log_file(name))
+                        with self._writing(self.log_file(name)):
+                            logs.bound(self.log_file(name))
                 if not self.core.is_done:
                     await self._pause()
         finally:
@@ -140,7 +146,8 @@ class Supervisor:
     def _on_started(self, node: str, pid: int, error: str) -> None:
         self._changed.set()
         if not pid:
-            logs.append(self.log_file(node), f"cannot be started: {error}")
+            with self._writing(self.log_file(node)):
+                logs.append(self.log_file(node), f"cannot be started: {error}")
             self._on_event("failed", f"{node} cannot be started: {error}", {"node": node, "error": error})
             self._perform(self.core.exited(node, _CANNOT_START, _now_us()))
             return
@@ -154,7 +161,27 @@ class Supervisor:
     def _tell(self) -> None:
         processes = tuple(self._state_of(row) for row in self.core.rows.values())
         state = msgspec.structs.replace(self._about, processes=processes)
-        write_state(self._folder, state)
+        if state != self._told:
+            with self._writing(self._folder / FILE_NAME):
+                write_state(self._folder, state)
+                self._told = state
+
+    @contextlib.contextmanager
+    def _writing(self, file: Path) -> Iterator[None]:
+        """A write that may fail, which is told once: nodes handle a full disk, and must not end because of it."""
+        try:
+            yield
+        except OSError as error:
+            if file not in self._unwritable:
+                self._unwritable.add(file)
+                reason = error.strerror or str(error)
+                self._on_event(
+                    "unwritable",
+                    f"cannot write {file}: {reason}; trying again until it can be written",
+                    {"file": str(file), "error": reason},
+                )
+        else:
+            self._unwritable.discard(file)
 
     def _state_of(self, row: Row) -> ProcessState:
         node = row.process.node

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from boki.launch.up import identity
+from boki.launch.up import identity, logs
 from boki.launch.up.core import Process
 from boki.launch.up.server import Supervisor, end_leftovers
 from boki.launch.up.state import ProcessState, SupervisorState, read_state, write_state
@@ -54,13 +55,21 @@ class Watched:
 
     def __init__(self, folder: Path, *processes: Process) -> None:
         self.events: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue()
+        self.unwritable: list[str] = []
+        """The files that were told as such."""
         self.supervisor = Supervisor(
             folder,
             processes,
             about(),
             environment=os.environ,
-            on_event=lambda event, _text, facts: self.events.put_nowait((event, facts)),
+            on_event=self._hear,
         )
+
+    def _hear(self, event: str, _text: str, facts: dict[str, Any]) -> None:
+        if event == "unwritable":
+            self.unwritable.append(facts["file"])
+        else:
+            self.events.put_nowait((event, facts))
 
     async def until(self, event: str, node: str) -> dict[str, Any]:
         """The facts of the next such event."""
@@ -153,6 +162,51 @@ def test_one_that_is_halted_stops_too(tmp_path: Path) -> None:
             os.kill(pid, signal.SIGSTOP)
             one.supervisor.stop()
             assert (await one.until("stopped", "storage-1"))["exit_code"] == -signal.SIGTERM
+
+    asyncio.run(play())
+
+
+def test_a_full_disk_does_not_end_the_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each file that cannot be written is told once, and that of the supervisor is right again once it can be."""
+    blocker = tmp_path / "supervisor.json.new"
+    missing = Process("engine-2", "engine", (str(tmp_path / "no such program"),))
+
+    def full(*_: object) -> bool:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def play() -> None:
+        monkeypatch.setattr(logs, "bound", full)
+        monkeypatch.setattr(logs, "append", full)
+        async with watched(tmp_path, role("storage-1", SLEEPER), role("engine-1", SLEEPER), missing) as one:
+            storage = (await one.until("started", "storage-1"))["pid"]
+            blocker.mkdir()  # it is no file that could be removed, and no new one can be made there
+            for _ in range(2):
+                os.kill((await one.until("started", "engine-1"))["pid"], signal.SIGKILL)
+                await one.until("exited", "engine-1")
+            await one.until("started", "engine-1")
+            assert one.supervisor.core.rows["storage-1"].pid == storage
+            assert identity.start_mark(storage)
+            blocker.rmdir()
+        names = sorted(Path(file).name for file in one.unwritable)
+        expected = ["engine-1.log", "engine-2.log", "storage-1.log", "supervisor.json", "supervisor.log", "zygote.log"]
+        assert names == expected
+        state = read_state(tmp_path)
+        assert state is not None
+        assert {process.state for process in state.processes} == {"stopped"}
+
+    asyncio.run(play())
+
+
+def test_the_file_is_written_only_when_something_has_changed(tmp_path: Path) -> None:
+    """It is synced to the disk each time, which is too much to do every two seconds."""
+
+    async def play() -> None:
+        async with watched(tmp_path, role("storage-1", SLEEPER)) as one:
+            await one.until("started", "storage-1")
+            one.supervisor._tell()
+            written = (tmp_path / "supervisor.json").stat().st_ino
+            one.supervisor._tell()
+            assert (tmp_path / "supervisor.json").stat().st_ino == written
 
     asyncio.run(play())
 
