@@ -73,9 +73,9 @@ def run(**flags: Any) -> None:
 
 def refuse_second(config: UpConfig) -> None:
     """`Unavailable` if a cluster runs on that data already."""
-    from boki.launch.up.state import read_state
+    from boki.launch.up.state import readable_state
 
-    state = read_state(config.folder)
+    state = readable_state(config.folder)
     if state is not None and state.is_running:
         raise Unavailable(
             f"a cluster on {config.data} runs already, at {state.url} (process {state.pid}): `boki status` shows it, "
@@ -134,7 +134,7 @@ def _detach(config: UpConfig) -> None:
 
 def _wait_ready(process: subprocess.Popen[bytes], config: UpConfig) -> SupervisorState:
     from boki.launch.up.probe import is_ready
-    from boki.launch.up.state import read_state
+    from boki.launch.up.state import readable_state
 
     deadline = time.monotonic() + _START_TIMEOUT_S
     with progress(counted=False) as bar:
@@ -142,7 +142,7 @@ def _wait_ready(process: subprocess.Popen[bytes], config: UpConfig) -> Superviso
         while time.monotonic() < deadline:
             if process.poll() is not None:
                 raise Unavailable("the supervisor ended before the cluster was ready", retryable=False)
-            state = read_state(config.folder)
+            state = readable_state(config.folder)
             if state is not None and state.pid == process.pid:
                 if asyncio.run(is_ready(state.url)):
                     return state
@@ -182,14 +182,14 @@ def said_by_supervisor(text: str) -> list[str]:
 def _explain(log_file: Path, begin_bytes: int, config: UpConfig) -> None:
     """What the supervisor and those roles that could not run have said last."""
     from boki.launch.up.logs import last_lines
-    from boki.launch.up.state import read_state
+    from boki.launch.up.state import readable_state
 
     with log_file.open("rb") as stream:
         stream.seek(begin_bytes)
         said = stream.read().decode(errors="replace")
     for line in said_by_supervisor(said):
         errors().print(line, style="dim", markup=False)
-    state = read_state(config.folder)
+    state = readable_state(config.folder)
     for row in state.processes if state else ():
         if row.restarts or row.node == "controller-1":  # it says what all wait for
             often = f"was started {row.restarts + 1} times" if row.restarts else "has said last"
@@ -208,10 +208,10 @@ def down(
     """
     from boki.launch.up import identity
     from boki.launch.up.server import end_leftovers
-    from boki.launch.up.state import read_state
+    from boki.launch.up.state import readable_state
 
     folder = UpConfig(data=data).folder
-    state = read_state(folder)
+    state = readable_state(folder)
     if state is None or not state.is_running:
         left = end_leftovers(folder)
         if left:

@@ -57,7 +57,11 @@ def open_private(path: Path, flags: int) -> int:
 
 
 def write_new_file(path: Path, text: str) -> None:
-    """Write a file that nobody else has opened, in place of one of that name: for drafts that are renamed."""
+    """Write a file that nobody else has opened, in place of one of that name: for drafts that are renamed. It is on the
+    disk before that, so that a power cut does not leave an empty file under the final name.
+    """
     path.unlink(missing_ok=True)
     with os.fdopen(open_private(path, os.O_WRONLY | os.O_EXCL | os.O_NOFOLLOW), "w", encoding="utf-8") as stream:
         stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())

@@ -91,6 +91,19 @@ def test_a_draft_is_never_written_through_a_link(tmp_path: Path) -> None:
     assert draft.lstat().st_mode & 0o777 == 0o600
 
 
+def test_a_draft_is_on_the_disk_before_it_is_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a power cut leaves an empty file under the final name, which is no longer what was there before."""
+    draft = tmp_path / "supervisor.json.new"
+    synced: list[tuple[bool, str]] = []
+
+    def sync(descriptor: int) -> None:
+        synced.append((os.path.samestat(os.fstat(descriptor), draft.stat()), draft.read_text()))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    write_new_file(draft, "all of it")
+    assert synced == [(True, "all of it")]
+
+
 def test_programs_of_the_user_get_the_umask_that_the_user_had() -> None:
     """A process that keeps its files to itself does not decide about those of functions."""
     code = (

@@ -22,7 +22,7 @@ from boki.errors import Unavailable
 from boki.launch.up import identity, logs, zygote
 from boki.launch.up.core import Action, End, Process, Row, Start, SupervisorCore
 from boki.launch.up.spawning import Spawner
-from boki.launch.up.state import FILE_NAME, ProcessState, SupervisorState, read_state, write_state
+from boki.launch.up.state import FILE_NAME, ProcessState, SupervisorState, readable_state, write_state
 
 OnEvent = Callable[[str, str, dict[str, Any]], None]
 """Told what has happened: a name for programs, a text for people, and the facts."""
@@ -214,7 +214,7 @@ def ending_text(exit_code: int) -> str:
 
 def end_leftovers(folder: Path) -> list[str]:
     """Kill what a supervisor that is no more has left running; the nodes' names. `Unavailable` if one does not end."""
-    state = read_state(folder)
+    state = readable_state(folder)
     if state is None or state.is_running:
         return []
     left = [one for one in state.processes if identity.send(one.pid, one.mark, signal.SIGKILL)]

@@ -80,4 +80,16 @@ def read_state(folder: Path) -> SupervisorState | None:
     except (FileNotFoundError, NotADirectoryError, PermissionError):  # another user's is none of ours
         return None
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise CorruptData(f"{folder / FILE_NAME} is not what a supervisor writes: {error}") from None
+        raise CorruptData(
+            f"{folder / FILE_NAME} is not what a supervisor writes: {error}; the next `boki up` writes it again"
+        ) from None
+
+
+def readable_state(folder: Path) -> SupervisorState | None:
+    """The same for those who start or stop a supervisor: None also if the file is damaged. A power cut may have done
+    that, and has ended the supervisor; two cannot run, because of the lock on the data directory.
+    """
+    try:
+        return read_state(folder)
+    except CorruptData:
+        return None

@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 
+from boki.cli import up
+from boki.config.up import UpConfig
+from boki.errors import CorruptData, Unavailable
 from boki.launch.up import identity, logs
 from boki.launch.up.core import Process
 from boki.launch.up.server import Supervisor, end_leftovers
@@ -260,5 +263,17 @@ def test_a_process_that_has_got_the_number_of_another_is_left_alone(tmp_path: Pa
 def test_a_damaged_file_is_told_as_such(tmp_path: Path, text: str) -> None:
     """Nobody is left to guess why."""
     (tmp_path / "supervisor.json").write_text(text)
-    with pytest.raises(Exception, match=r"supervisor\.json"):
+    with pytest.raises(CorruptData, match=r"supervisor\.json .*`boki up` writes it again"):
         read_state(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"pid": "x"}'])
+def test_a_file_that_a_power_cut_has_damaged_holds_up_neither_start_nor_stop(tmp_path: Path, text: str) -> None:
+    """Its supervisor has ended with the machine; the lock on the data directory refuses a second one all the same."""
+    config = UpConfig(data=tmp_path)
+    config.folder.mkdir()
+    (config.folder / "supervisor.json").write_text(text)
+    up.refuse_second(config)
+    assert end_leftovers(config.folder) == []
+    with pytest.raises(Unavailable, match="no cluster runs"):
+        up.down(tmp_path)
