@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import socket
 from pathlib import Path
 
@@ -102,6 +104,39 @@ def test_a_server_keeps_its_data_over_a_kill(own_zookeeper: Ensemble) -> None:
     assert server.mode() == ""
     own_zookeeper.start()
     assert server.mode() == "standalone"
+
+
+def data_directory_of(config: Path) -> Path:
+    """As Java reads it: the file is ISO 8859-1, and a backslash begins an escape."""
+    (line,) = [line for line in config.read_text("latin-1").splitlines() if line.startswith("dataDir=")]
+    units = re.sub(r"\\u([0-9a-f]{4})|\\(.)", lambda found: chr(int(found[1], 16)) if found[1] else found[2], line[8:])
+    return Path(units.encode("utf-16-be", "surrogatepass").decode("utf-16-be"))
+
+
+@pytest.mark.parametrize("name", ["plain", "ü\\x", "a b=c#d:e!", "\N{ROCKET}", "line\nbreak", "\\u00fc"])
+def test_every_path_can_hold_the_data(tmp_path: Path, name: str) -> None:
+    """Else the data would be outside the data directory, or there would be no start at all."""
+    server = ZooKeeperServer(Parts(Path("java"), ()), tmp_path / name, [Ports(1)])
+    assert "LC_ALL=C.UTF-8" in server.prepare()
+    assert data_directory_of(tmp_path / name / "zoo.cfg") == tmp_path / name / "data"
+
+
+@pytest.mark.parametrize(("name", "misread"), [("ü\\x", "Ã¼x"), ("a\\tb", "a\tb")])
+def test_data_of_a_misread_path_is_brought_back(tmp_path: Path, name: str, misread: str) -> None:
+    """Once; and never that of a server that has its own file there."""
+    own, strays = tmp_path / name / "data", tmp_path / misread / "data"
+    (strays / "version-2").mkdir(parents=True)
+    (strays / "version-2" / "snapshot.0").write_text("ours")
+    server = ZooKeeperServer(Parts(Path("java"), ()), tmp_path / name, [Ports(1)])
+    server.prepare()
+    assert (own / "version-2" / "snapshot.0").read_text() == "ours"
+    (strays / "version-2").mkdir()
+    server.prepare()
+    assert (strays / "version-2").exists()
+    shutil.rmtree(own / "version-2")
+    (strays.parent / "zoo.cfg").write_text("")
+    server.prepare()
+    assert (strays / "version-2").exists()
 
 
 def test_free_ports_are_none_that_outgoing_connections_get() -> None:

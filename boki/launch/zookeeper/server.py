@@ -7,6 +7,7 @@ A server is ready when the four-letter command `srvr` tells its `Mode:`; `ruok` 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import random
 import signal
@@ -23,10 +24,13 @@ from kazoo.security import make_digest_acl_credential
 from boki.errors import Unavailable
 from boki.host.private_files import PRIVATE_UMASK, make_private_folder
 from boki.launch.zookeeper.parts import Parts
+from boki.launch.zookeeper.properties import escaped, misread
 
 HOST: Final = "127.0.0.1"
 TICK_MS: Final = 500
 """Sessions can be as short as two ticks and are at most twenty of them."""
+_LOCALE: Final = ("/usr/bin/env", "LC_ALL=C.UTF-8")
+"""Java takes names of files in the encoding of the locale, and that of a service is often ASCII."""
 _JVM_FLAGS: Final = (
     "-Xms8m",
     "-Xmn2m",  # all of the young generation is touched before it is collected once
@@ -40,6 +44,8 @@ _JVM_FLAGS: Final = (
 )
 _MAX_CONNECTIONS: Final = 256
 """Of one address, and here all clients have the same one: each node and command holds one connection."""
+_VERSION_FOLDER: Final = "version-2"
+"""Where ZooKeeper keeps everything, in its directory for data."""
 _SUPER: Final = "zookeeper.DigestAuthenticationProvider.superDigest"
 _POLL_S: Final = 0.02
 _PORTS: Final = range(20_000, 32_000)
@@ -53,6 +59,7 @@ appender.console.layout.pattern = %d{HH:mm:ss.SSS}{UTC} zookeeper %p %c{1}: %m%n
 rootLogger.level = warn
 rootLogger.appenderRef.console.ref = console
 """
+_log = logging.getLogger("boki.launch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +124,7 @@ class ZooKeeperServer:
         """Write its files, which keep the data of earlier runs. The command that runs it."""
         self._write_files()
         return [
+            *_LOCALE,
             str(self._parts.java),
             *_JVM_FLAGS,
             *self._super_flags(),
@@ -194,9 +202,10 @@ class ZooKeeperServer:
         data = self.directory / "data"
         make_private_folder(self.directory)
         make_private_folder(data)
+        _bring_back(data)
         lines = [
             f"tickTime={TICK_MS}",
-            f"dataDir={data}",
+            f"dataDir={escaped(str(data))}",
             f"clientPort={self.ports.client}",
             f"clientPortAddress={HOST}",
             "4lw.commands.whitelist=srvr",
@@ -210,12 +219,23 @@ class ZooKeeperServer:
                 for number, ports in enumerate(self._ensemble, 1)
             ]
             (data / "myid").write_text(f"{self.number}\n")
-        (self.directory / "zoo.cfg").write_text("\n".join(lines) + "\n")
+        (self.directory / "zoo.cfg").write_text("\n".join(lines) + "\n", encoding="ascii")
         (self.directory / "log4j2.properties").write_text(_LOG4J)
 
     def _last_words(self) -> str:
         lines = self.log.read_text(errors="replace").strip().splitlines()
         return " / ".join(lines[-3:]) or f"nothing stands in {self.log}"
+
+
+def _bring_back(data: Path) -> None:
+    """Move here what a server wrote elsewhere, as it misread the path in a file of an earlier version. A directory that
+    has a file of its own belongs to another server.
+    """
+    found, wanted = Path(misread(str(data))) / _VERSION_FOLDER, data / _VERSION_FOLDER
+    if found == wanted or wanted.exists() or not found.is_dir() or (found.parents[1] / "zoo.cfg").exists():
+        return
+    found.rename(wanted)
+    _log.warning("ZooKeeper had misread its directory's name: moved its data from %s to %s", found, wanted)
 
 
 class Ensemble:
