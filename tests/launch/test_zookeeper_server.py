@@ -139,6 +139,12 @@ def test_data_of_a_misread_path_is_brought_back(tmp_path: Path, name: str, misre
     assert (strays / "version-2").exists()
 
 
+def test_a_single_server_purges_its_old_snapshots_too(tmp_path: Path) -> None:
+    """`ZooKeeperServerMain` does not look at `autopurge.purgeInterval`: its snapshots would stay forever."""
+    command = ZooKeeperServer(Parts(Path("java"), ()), tmp_path, [Ports(1)]).prepare()
+    assert command[-2:] == ["org.apache.zookeeper.server.quorum.QuorumPeerMain", str(tmp_path / "zoo.cfg")]
+
+
 def test_free_ports_are_none_that_outgoing_connections_get() -> None:
     """A server that is started again finds its port free: Linux gives outgoing connections ports from 32768 on."""
     ports = free_ports(40)

@@ -131,9 +131,7 @@ class ZooKeeperServer:
             f"-Dlog4j2.configurationFile={self.directory / 'log4j2.properties'}",
             "-cp",
             os.pathsep.join(str(jar) for jar in self._parts.jars),
-            "org.apache.zookeeper.server.quorum.QuorumPeerMain"
-            if len(self._ensemble) > 1
-            else "org.apache.zookeeper.server.ZooKeeperServerMain",
+            "org.apache.zookeeper.server.quorum.QuorumPeerMain",
             str(self.directory / "zoo.cfg"),
         ]
 
