@@ -18,7 +18,7 @@ import typer
 
 from boki.cli.url_file import url_of
 from boki.config.loading import Address, Config, load, refusal
-from boki.errors import ConfigError
+from boki.errors import ConfigError, Unavailable
 
 if TYPE_CHECKING:
     from boki.api.http.blocking_port import BlockingHttpPort
@@ -114,6 +114,17 @@ def supervisor_of(data: Path | None, environment: Mapping[str, str]) -> Supervis
 
     state = read_state(data_directory(data, environment) / "cluster")
     return state if state is not None and state.is_running else None
+
+
+def gateway_of(data: Path) -> tuple[str, str]:
+    """URL and token of the cluster that `boki up` runs on that data directory. `Unavailable` if none runs."""
+    supervisor = supervisor_of(data, {})
+    if supervisor is None:
+        raise Unavailable(f"no cluster of `boki up` runs on {data}", retryable=False, folder=str(data))
+    file = data / "cluster" / "boki.toml"
+    if not file.exists():
+        return supervisor.url, ""
+    return supervisor.url, load(Address, flags={}, environment={}, file=file, allow_others=True).token
 
 
 def tries(commands: Sequence[str], url: str, token: str) -> str:

@@ -1,7 +1,7 @@
 """The coordinator of the cluster that an operator means: what is changed there, controllers make so.
 
-`--zookeeper` and `--chroot` win over BOKI_ZOOKEEPER and BOKI_CHROOT, those over `boki.toml`, that over the cluster that
-`boki up` runs in this folder.
+`--zookeeper` and `--chroot` win over `--data`, that over BOKI_ZOOKEEPER and BOKI_CHROOT, those over `boki.toml`, that
+over the cluster that `boki up` runs in this folder.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def place_of(zookeeper: str, chroot: str, data: Path | None) -> Place:
     from boki.net.keys import read_digest
 
     place = _configured(zookeeper, chroot, data)
-    if place.zookeeper:
+    is_named = data is not None and not zookeeper
+    if place.zookeeper and not is_named:
         return place
     folder = place.data / "cluster"
     state = read_state(folder)
@@ -71,16 +72,24 @@ def place_of(zookeeper: str, chroot: str, data: Path | None) -> Place:
         raise Unavailable(
             f"the cluster in {folder} does not run: start it with `boki up`", retryable=False, folder=str(folder)
         )
-    named = chroot or (place.chroot if place.chroot != Place().chroot else "")
+    named = chroot or (place.chroot if place.chroot != Place().chroot and not is_named else "")
     if named not in ("", state.chroot):
         raise InvalidArgument(
             f"the cluster of `boki up` in {folder} is at chroot {state.chroot}, and not at {named}: leave --chroot (or "
             "BOKI_CHROOT) out, or name the other cluster's ZooKeeper with --zookeeper, too",
             field="chroot",
         )
-    digest = place.zookeeper_access.digest or read_digest(folder / "keys")
-    access = msgspec.structs.replace(place.zookeeper_access, digest=digest)
+    access = _own_access(folder) if is_named else place.zookeeper_access
+    access = msgspec.structs.replace(access, digest=access.digest or read_digest(folder / "keys"))
     return Place(zookeeper=state.zookeeper, chroot=state.chroot, zookeeper_access=access)
+
+
+def _own_access(folder: Path) -> ZooKeeperAccess:
+    """How the cluster in that folder is known to its ZooKeeper: another one's digest is not sent there."""
+    file = folder / "boki.toml"
+    if not file.exists():
+        return ZooKeeperAccess()
+    return load(Place, flags={}, environment={}, file=file, allow_others=True).zookeeper_access
 
 
 def with_coordinator(place: Place, act: Callable[[ZooKeeperCoordinator], Coroutine[Any, Any, _T]]) -> _T:

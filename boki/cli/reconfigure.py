@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import typer
 
-from boki.cli.connection import Token, Url, connect
+from boki.cli.connection import Token, Url, connect, gateway_of
 from boki.cli.coordination import Chroot, Data, ZooKeeper, change_plan, place_of, with_coordinator
 from boki.cli.help import examples
 from boki.cli.terminal import count_text, progress, results
@@ -136,6 +137,7 @@ def is_so(view: View, plan: ClusterPlan) -> bool:
 
 @examples("boki drain storage-1", "boki drain storage-1 --wait --timeout-s 600")
 def drain(
+    context: typer.Context,
     node: Annotated[str, typer.Argument(help="The storage node.", show_default=False)],
     wait: Wait = False,
     timeout_s: Timeout = 3600.0,
@@ -156,11 +158,33 @@ def drain(
         _, is_new = await change_plan(coordinator, lambda plan: _drained(plan, NodeId(node), membership))
         return is_new
 
-    is_new = with_coordinator(place_of(zookeeper, chroot, data), act)
+    place = place_of(zookeeper, chroot, data)
+    if wait:
+        url, token = _gateway(context, zookeeper, data, url, token)
+    is_new = with_coordinator(place, act)
     results().print(f"{node} is being drained." if is_new else f"{node} is being drained already.")
     if wait:
         _wait_until_empty(node, timeout_s, url, token)
         results().print(f"{node} is empty: it can be stopped, and its data removed.")
+
+
+def _gateway(context: typer.Context, zookeeper: str, data: Path | None, url: str, token: str) -> tuple[str, str]:
+    """The URL and token by which to ask the cluster that the flags name. Variables and `boki.toml` may name another,
+    and a node of that one may be empty. They count where no flag names a cluster.
+    """
+    if _is_typed(context, "url"):
+        return url, token
+    if zookeeper:
+        raise InvalidArgument("--wait asks a gateway of the cluster, and --zookeeper does not name one: add --url")
+    if data is None:
+        return url, token
+    url, own_token = gateway_of(data)
+    return url, token if _is_typed(context, "token") else own_token
+
+
+def _is_typed(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _wait_until_empty(node: str, timeout_s: float, url: str, token: str) -> None:

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
+from boki.cli import reconfigure
 from boki.cli.app import app
 from boki.cli.coordination import place_of
 from boki.cli.keygen import roles_of
@@ -17,7 +18,7 @@ from boki.launch.up.state import SupervisorState, write_state
 from boki.log.ids import NodeId
 from boki.log.membership import ClusterPlan, Member, Membership, Role
 from boki.log.view import View
-from boki.net.keys import read_list, roles_text
+from boki.net.keys import DIGEST_NAME, read_list, roles_text
 
 PLAN = ClusterPlan(version=4)
 
@@ -169,8 +170,74 @@ def test_another_chroot_than_that_of_the_cluster_here_is_refused(
     for chroot in ("/boki", ""):
         assert place_of("", chroot, tmp_path).chroot == "/boki"
     monkeypatch.setenv("BOKI_CHROOT", "/staging")
+    assert place_of("", "", tmp_path).chroot == "/boki"  # the flag wins over what the variable names
+    monkeypatch.setenv("BOKI_DATA", str(tmp_path))
     with pytest.raises(InvalidArgument, match="/staging"):
-        place_of("", "", tmp_path)
+        place_of("", "", None)
+
+
+@pytest.fixture
+def other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The data directory of a running cluster, named from the folder of a project that is about another one."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "boki.toml").write_text(
+        'zookeeper = "prod:2181"\nchroot = "/prod"\ntoken = "prod"\n'
+        '[zookeeper_access]\ndigest = "prod:secret"\ntls = true\n'
+    )
+    folder = tmp_path / "other" / "cluster"
+    (folder / "keys").mkdir(parents=True)
+    (folder / "keys" / DIGEST_NAME).write_text("boki:own\n")
+    (folder / "boki.toml").write_text('token = "own"\nname = "x"\n')
+    me = os.getpid()
+    write_state(
+        folder,
+        SupervisorState(pid=me, mark=start_mark(me), url="http://127.0.0.1:7", zookeeper="127.0.0.1:1", chroot="/boki"),
+    )
+    return tmp_path / "other"
+
+
+def test_a_data_directory_on_the_command_line_wins_over_variables_and_the_file(
+    other: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the cluster of the file would be changed, with its secret; it counts where no flag names a cluster."""
+    for name in ("BOKI_ZOOKEEPER", "BOKI_CHROOT"):
+        monkeypatch.delenv(name, raising=False)
+    for _ in range(2):
+        place = place_of("", "", other)
+        assert (place.zookeeper, place.chroot) == ("127.0.0.1:1", "/boki")
+        assert (place.zookeeper_access.digest, place.zookeeper_access.tls) == ("boki:own", False)
+        monkeypatch.setenv("BOKI_ZOOKEEPER", "staging:2181")
+    assert place_of("", "", None).zookeeper == "staging:2181"
+    assert place_of("here:1", "", other).zookeeper == "here:1"
+    monkeypatch.delenv("BOKI_ZOOKEEPER")
+    assert (place_of("", "", None).zookeeper, place_of("", "", None).chroot) == ("prod:2181", "/prod")
+
+
+def test_a_drain_asks_the_cluster_that_it_changes(other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And sends its token there, and to nobody else, whatever the variables and the file say."""
+    asked: list[tuple[str, str]] = []
+    changed: list[str] = []
+    monkeypatch.setattr(
+        reconfigure, "with_coordinator", lambda place, act: bool(changed.append(place.zookeeper)) or bool(act)
+    )
+    monkeypatch.setattr(
+        reconfigure, "_wait_until_empty", lambda _node, _timeout_s, url, token: asked.append((url, token))
+    )
+    variables = {"BOKI_URL": "http://prod:1", "BOKI_TOKEN": "prod", "BOKI_ZOOKEEPER": None, "BOKI_CHROOT": None}
+
+    def drain(*flags: str) -> Result:
+        return CliRunner().invoke(app, ["drain", "storage-1", "--wait", *flags], env=variables)
+
+    assert drain("--data", str(other)).exit_code == 0
+    assert drain("--data", str(other), "--url", "http://b:2", "--token", "b").exit_code == 0
+    assert drain().exit_code == 0
+    assert asked == [("http://127.0.0.1:7", "own"), ("http://b:2", "b"), ("http://prod:1", "prod")]
+    assert changed == ["127.0.0.1:1", "127.0.0.1:1", "prod:2181"]
+    refused = drain("--zookeeper", "127.0.0.1:2")
+    assert (refused.exit_code, len(changed)) == (2, 3)
+    assert "add --url" in refused.output
+    assert drain("--zookeeper", "127.0.0.1:2", "--url", "http://c:3").exit_code == 0
+    assert (changed[3], asked[3]) == ("127.0.0.1:2", ("http://c:3", "prod"))
 
 
 def test_a_change_of_nothing_is_told() -> None:
