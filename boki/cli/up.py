@@ -220,7 +220,8 @@ def down(
         raise Unavailable(
             f"no cluster runs on {data}: name its directory with --data", retryable=False, folder=str(folder)
         )
-    identity.send(state.pid, state.mark, signal.SIGTERM)
+    if not state.is_stopping:  # a second signal would end everything at once
+        identity.send(state.pid, state.mark, signal.SIGTERM)
     with progress(counted=False) as bar:
         bar.add_task("stopping the cluster", total=None)
         is_gone = identity.wait_gone(state.pid, state.mark, state.stop_s + _STOP_MARGIN_S)
@@ -228,6 +229,8 @@ def down(
         raise Unavailable(
             f"the cluster still stops after {state.stop_s + _STOP_MARGIN_S:g} s: "
             f"`kill -9 {state.pid}` ends it at once, and loses nothing acknowledged",
+            outcome="unknown",
+            retryable=False,
             pid=state.pid,
         )
     results().print("The cluster has stopped.")

@@ -13,9 +13,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from boki.cli.up import failed_start, said_by_supervisor
+from boki.cli.up import down, failed_start, said_by_supervisor
+from boki.errors import Unavailable
 from boki.launch.up import identity
-from boki.launch.up.state import ProcessState, SupervisorState, read_state
+from boki.launch.up.state import ProcessState, SupervisorState, read_state, write_state
 
 FUNCTIONS = '''"""Functions of a test."""
 from boki import Context, function
@@ -157,6 +158,37 @@ def test_a_process_that_ends_again_and_again_is_told_before_the_time_is_up(tmp_p
     assert failed_start(state) == (
         "zookeeper has ended 5 times and the cluster cannot start: Error: Unable to access jarfile"
     )
+
+
+NOTING = """
+import signal, sys
+seen = []
+signal.signal(signal.SIGTERM, lambda *_: seen.append("SIGTERM"))
+print("up", flush=True)
+sys.stdin.read()
+print(seen, flush=True)
+"""
+
+
+def test_a_second_down_waits_for_the_first_and_sends_no_second_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That would end everything at once; and when the time is up, the error does not say that nothing happened."""
+    folder = tmp_path / "cluster"
+    folder.mkdir()
+    command = [sys.executable, "-c", NOTING]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "up\n"
+        mark = identity.start_mark(child.pid)
+        state = SupervisorState(pid=child.pid, mark=mark, url="", zookeeper="", chroot="", is_stopping=True)
+        write_state(folder, state)
+        monkeypatch.setattr(identity, "wait_gone", lambda *_: False)
+        with pytest.raises(Unavailable, match="still stops") as raised:
+            down(tmp_path)
+        assert (raised.value.outcome, raised.value.retryable) == ("unknown", False)
+        said, _ = child.communicate()
+    assert said == "[]\n"
 
 
 def test_what_a_supervisor_said_is_shown_as_text() -> None:
