@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 
-from boki.cli.connection import tries
+from boki.cli.connection import data_directory, tries
 from boki.cli.dev import check_functions
 from boki.cli.flags import command_of, load_flags
 from boki.cli.help import examples
 from boki.cli.terminal import errors, progress, results
 from boki.config.loading import ENV_PREFIX, DevConfig
 from boki.config.up import UpConfig
-from boki.errors import BokiError, Unavailable
+from boki.errors import BokiError, ConfigError, Unavailable
 from boki.host.address import check_address
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ _SHOWN_LINES: Final = 15
 _MAX_STARTS: Final = 5
 """A process that ended so often before the cluster was ready will not run: its delays are over two seconds by then."""
 _STOPPING: Final = frozenset({"draining", "stopping", "stopped", "exited", "started"})
-_DEFAULT_DATA: Final = UpConfig().data
 
 
 @examples("boki up", "boki up --detach --engines 3", "boki up --storage 5 --replicas 3 --write-quorum 2")
@@ -127,9 +126,17 @@ def _detach(config: UpConfig) -> None:
         raise
     results().print(f"[bold green]Boki[/] is listening on [bold]{state.url}[/] (supervisor: process {state.pid})")
     results().print(f"  data       {config.folder}\n  logs       {config.folder / 'logs'}", markup=False)
-    data = "" if config.data == _DEFAULT_DATA else f" --data {config.data}"
     commands = tries(["boki status", "boki log books"], state.url, config.token)
-    results().print(f"{commands}\n             boki down{data}", style="dim", markup=False)
+    results().print(f"{commands}\n             {down_command(config.data)}", style="dim", markup=False)
+
+
+def down_command(data: Path) -> str:
+    """What stops the cluster on that data from the same folder, with no variables set."""
+    try:
+        is_found = data_directory(None, {}) == data
+    except ConfigError:
+        is_found = False
+    return "boki down" if is_found else f"boki down --data {data}"
 
 
 def _wait_ready(process: subprocess.Popen[bytes], config: UpConfig) -> SupervisorState:
@@ -200,7 +207,7 @@ def _explain(log_file: Path, begin_bytes: int, config: UpConfig) -> None:
 
 @examples("boki down", "boki down --data data")
 def down(
-    data: Annotated[Path, typer.Option(metavar="PATH", envvar="BOKI_DATA", help="The data directory.")] = _DEFAULT_DATA,
+    data: Annotated[Path | None, typer.Option(metavar="PATH", envvar="BOKI_DATA", help="The data directory.")] = None,
 ) -> None:
     """Stop the cluster that `boki up` runs here.
 
@@ -210,7 +217,8 @@ def down(
     from boki.launch.up.server import end_leftovers
     from boki.launch.up.state import readable_state
 
-    folder = UpConfig(data=data).folder
+    directory = data_directory(data, os.environ)
+    folder = UpConfig(data=directory).folder
     state = readable_state(folder)
     if state is None or not state.is_running:
         left = end_leftovers(folder)
@@ -218,7 +226,7 @@ def down(
             results().print(f"The supervisor was gone; ended what it had left: {', '.join(left)}", markup=False)
             return
         raise Unavailable(
-            f"no cluster runs on {data}: name its directory with --data", retryable=False, folder=str(folder)
+            f"no cluster runs on {directory}: name its directory with --data", retryable=False, folder=str(folder)
         )
     if not state.is_stopping:  # a second signal would end everything at once
         identity.send(state.pid, state.mark, signal.SIGTERM)

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from boki.cli.up import down, failed_start, said_by_supervisor
+from boki.cli.up import down, down_command, failed_start, said_by_supervisor
 from boki.errors import Unavailable
 from boki.launch.up import identity
 from boki.launch.up.state import ProcessState, SupervisorState, read_state, write_state
@@ -189,6 +189,29 @@ def test_a_second_down_waits_for_the_first_and_sends_no_second_signal(
         assert (raised.value.outcome, raised.value.retryable) == ("unknown", False)
         said, _ = child.communicate()
     assert said == "[]\n"
+
+
+def test_down_finds_the_data_directory_where_up_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The flag, then the variable, then the file; and `boki up` says when the flag is needed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("BOKI_DATA", raising=False)
+    file = tmp_path / "boki.toml"
+
+    def missing(data: Path | None = None) -> str:
+        with pytest.raises(Unavailable) as raised:
+            down(data)
+        return raised.value.message.partition(":")[0]
+
+    assert missing() == "no cluster runs on .boki"
+    assert down_command(Path(".boki")) == "boki down"
+    file.write_text('data = "file"\n')
+    assert missing() == "no cluster runs on file"
+    assert (down_command(Path("file")), down_command(Path(".boki"))) == ("boki down", "boki down --data .boki")
+    monkeypatch.setenv("BOKI_DATA", "variable")
+    assert missing() == "no cluster runs on variable"
+    assert missing(Path("flag")) == "no cluster runs on flag"
+    file.write_text("no TOML")
+    assert down_command(Path("file")) == "boki down --data file"
 
 
 def test_what_a_supervisor_said_is_shown_as_text() -> None:
