@@ -9,7 +9,6 @@ changes it.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -40,13 +39,18 @@ from boki.config.loading import (
     load,
     settings,
 )
-from boki.config.rules import address_problems, budget_problems, is_loopback, quorum_problems
+from boki.config.rules import (
+    address_problems,
+    are_addresses,
+    budget_problems,
+    chroot_problems,
+    is_loopback,
+    quorum_problems,
+    zookeeper_problems,
+)
 from boki.log.ids import NodeId, check_name
 from boki.log.limits import KIB, MIB, Limits
 from boki.log.membership import ClusterPlan, Role, role_name
-
-_CHROOT = re.compile(r"(/[A-Za-z0-9._-]+)+")
-_HOSTS = re.compile(r"[^\s,:/]+:\d{1,5}(,[^\s,:/]+:\d{1,5})*")
 
 
 class NodeConfig(Config, frozen=True, kw_only=True):
@@ -96,12 +100,10 @@ class NodeConfig(Config, frozen=True, kw_only=True):
             found.append(
                 str(error) if self.name else "name is empty: say with --name which node of the cluster this is"
             )
-        if not _HOSTS.fullmatch(self.zookeeper):
-            found.append(f"zookeeper is {self.zookeeper!r}: expected host:port, or several with commas between them")
-        if self.proxy and not _HOSTS.fullmatch(self.proxy):
+        found += zookeeper_problems(self.zookeeper)
+        if self.proxy and not are_addresses(self.proxy):
             found.append(f"proxy is {self.proxy!r}: expected host:port")
-        if not _CHROOT.fullmatch(self.chroot):
-            found.append(f"chroot is {self.chroot!r}: expected a path like /boki")
+        found += chroot_problems(self.chroot)
         if not self.keys and not is_loopback(self.link_host):
             found.append(
                 f"link_host {self.link_host} is open to others and keys is empty: run boki keygen, and name its folder"

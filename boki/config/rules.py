@@ -12,6 +12,8 @@ import msgspec
 from boki.log.limits import Limits
 
 _LIKE_ADDRESS: Final = re.compile(r"[0-9.]+|.*:.*")
+_ADDRESSES: Final = re.compile(r"[^\s,:/]+:\d{1,5}(,[^\s,:/]+:\d{1,5})*")
+_CHROOT: Final = re.compile(r"(/[A-Za-z0-9._-]+)+")
 
 
 def check_finite(value: Any) -> Any:
@@ -52,6 +54,23 @@ def quorum_problems(replicas: int, write_quorum: int, sequencers: int) -> list[s
     if sequencers and sequencers % 2 == 0:
         found.append(f"sequencers is {sequencers}: an even number tolerates no more losses than one less")
     return found
+
+
+def zookeeper_problems(zookeeper: str) -> list[str]:
+    """Why no node could find a ZooKeeper there."""
+    if are_addresses(zookeeper):
+        return []
+    return [f"zookeeper is {zookeeper!r}: expected host:port, or several with commas between them"]
+
+
+def chroot_problems(chroot: str) -> list[str]:
+    """Why ZooKeeper has no such path."""
+    return [] if _CHROOT.fullmatch(chroot) else [f"chroot is {chroot!r}: expected a path like /boki"]
+
+
+def are_addresses(text: str) -> bool:
+    """Whether this is host:port, or several with commas between them."""
+    return _ADDRESSES.fullmatch(text) is not None
 
 
 def address_problems(host: str, token: str, insecure: bool) -> list[str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 from msgspec import Meta
+from msgspec.structs import force_setattr
 
 from boki.config.loading import (
     AppendBuffer,
@@ -30,7 +32,7 @@ from boki.config.loading import (
     WriteBuffer,
     ZooKeeperAccess,
 )
-from boki.config.rules import address_problems, budget_problems, quorum_problems
+from boki.config.rules import address_problems, budget_problems, chroot_problems, quorum_problems, zookeeper_problems
 from boki.log.limits import MIB, Limits
 from boki.log.membership import Role
 
@@ -91,6 +93,10 @@ class UpConfig(Config, frozen=True, kw_only=True):
     cors: Cors = Cors()
     limits: Limits = Limits()
 
+    def __post_init__(self) -> None:
+        force_setattr(self, "zookeeper", re.sub(r"\s*,\s*", ",", self.zookeeper.strip()))
+        super().__post_init__()
+
     def problems(self) -> list[str]:
         """See `Config.problems`."""
         found = []
@@ -111,10 +117,17 @@ class UpConfig(Config, frozen=True, kw_only=True):
             append_buffer_bytes=self.append_buffer_bytes,
         )
         found += address_problems(self.host, self.token, self.insecure)
+        found += zookeeper_problems(self.zookeeper) if self.zookeeper else []
+        found += chroot_problems(self.chroot)
         if self.zookeeper_access.digest and not self.zookeeper:
             found.append(
                 "zookeeper_access.digest is for a ZooKeeper that runs already, and boki up starts one with a digest of "
                 "its own: set zookeeper, too, or leave the digest out"
+            )
+        if self.zookeeper_access.tls and not self.zookeeper:
+            found.append(
+                "zookeeper_access.tls is for a ZooKeeper that runs already, and boki up starts one without TLS: set "
+                "zookeeper, too, or leave tls, ca, certificate and key out"
             )
         return found
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from boki.config.loading import load, settings
+from boki.config.loading import ZooKeeperAccess, load, settings
 from boki.config.node import ControllerNodeConfig, EngineNodeConfig, GatewayNodeConfig, load_host, load_node
 from boki.config.up import UpConfig
 from boki.errors import ConfigError
@@ -190,6 +190,33 @@ def test_what_cannot_work_is_refused_with_every_problem() -> None:
     for words in ("a storage node", "even number", "engines", "replicas", "BOKI_TOKEN"):
         assert words in text
     assert text.startswith("the configuration has 5 problems")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"chroot": "boki"}, "chroot is 'boki'"),
+        ({"chroot": "/"}, "chroot is '/'"),
+        ({"chroot": "/boki/"}, "chroot is '/boki/'"),
+        ({"zookeeper": "a"}, "zookeeper is 'a'"),
+        ({"zookeeper": "a:1 b:2"}, "zookeeper is 'a:1 b:2'"),
+        ({"zookeeper": "[::1]:2181"}, r"zookeeper is '\[::1\]:2181'"),
+        ({"zookeeper_access": ZooKeeperAccess(tls=True)}, "zookeeper_access.tls is for a ZooKeeper that runs already"),
+        ({"zookeeper_access": ZooKeeperAccess(digest="a:b")}, "zookeeper_access.digest is for a ZooKeeper that runs"),
+    ],
+)
+def test_what_every_node_would_refuse_is_refused_before_any_is_started(changes: dict[str, object], words: str) -> None:
+    """Else each of them would be started again and again, and the reason stand in its log."""
+    assert re.search(words, problems(**changes))
+
+
+def test_addresses_may_have_spaces_between_them(tmp_path: Path) -> None:
+    """The nodes get them without."""
+    wanted = config(tmp_path, zookeeper=" a:1 , b:2")
+    launch = prepare(wanted)
+    assert launch.about.zookeeper == "a:1,b:2"
+    node, _ = load_host(flags={"name": "node-1"}, environment={}, file=wanted.folder / "boki.toml")
+    assert node.zookeeper == "a:1,b:2"
 
 
 def test_dev_and_up_can_share_a_file(tmp_path: Path) -> None:
