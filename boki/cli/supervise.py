@@ -2,7 +2,8 @@
 
 It is a program of its own, because it stays: the parser of the command line would take a third of its memory. The first
 SIGTERM or Ctrl-C stops the nodes in order, so that calls can end; a second one ends everything at once, which loses
-nothing acknowledged.
+nothing acknowledged. A closed terminal (SIGHUP) begins a stop, too, unless `nohup` has it ignored, and never is a
+second one.
 """
 
 from __future__ import annotations
@@ -96,19 +97,30 @@ async def serve(config: UpConfig) -> None:
 
 
 def _listen(supervisor: Supervisor, screen: UpScreen, config: UpConfig) -> None:
-    def on_signal(name: str) -> None:
-        if supervisor.core.is_stopping:
-            supervisor.kill()
-            screen.stop()
-            screen.event("interrupted", f"second {name}: ending everything at once", {})
-            os._exit(INTERRUPTED)
+    def stop(name: str) -> None:
         text = f"{name}: stopping, calls have {config.drain_s:g} s to end; once more ends everything at once"
         supervisor.stop()
         screen.event("draining", text, {})
 
+    def on_signal(name: str) -> None:
+        if not supervisor.core.is_stopping:
+            stop(name)
+            return
+        supervisor.kill()
+        screen.stop()
+        screen.event("interrupted", f"second {name}: ending everything at once", {})
+        os._exit(INTERRUPTED)
+
+    def on_hangup() -> None:
+        """The terminal is gone, which asks for nothing more if a stop has begun."""
+        if not supervisor.core.is_stopping:
+            stop(signal.SIGHUP.name)
+
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal, number.name)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as `nohup` has it, to outlive the terminal
+        loop.add_signal_handler(signal.SIGHUP, on_hangup)
 
 
 async def _watch(screen: UpScreen, about: SupervisorState, config: UpConfig) -> None:
