@@ -23,7 +23,7 @@ from boki.cli.explaining import INTERRUPTED, exit_code_of, explain
 from boki.cli.up_screen import UpScreen
 from boki.config.up import UpConfig
 from boki.errors import BokiError
-from boki.host.data_directory import DataDirectory
+from boki.host.data_directory import DataDirectory, starting_on
 from boki.host.private_files import keep_private
 from boki.launch.up.launch import prepare
 from boki.launch.up.probe import is_ready, status_of
@@ -68,10 +68,12 @@ def _path(_kind: type, text: Any) -> Path:
 async def serve(config: UpConfig) -> None:
     """Start the cluster, show it, and stop it when a signal says so."""
     keep_private()
-    directory = DataDirectory(config.data)
+    with starting_on(config.data):
+        directory = DataDirectory(config.data)
     try:
-        ended = end_leftovers(config.folder)
-        launch = prepare(config)
+        with starting_on(config.data):
+            ended = end_leftovers(config.folder)
+            launch = prepare(config)
         supervisor = Supervisor(
             config.folder,
             launch.processes,

@@ -86,8 +86,10 @@ def refuse_second(config: UpConfig) -> None:
 
 def _become_supervisor(config: UpConfig) -> NoReturn:
     from boki.cli import supervise
+    from boki.host.data_directory import starting_on
 
-    command, link = supervise.command(config)
+    with starting_on(config.data):
+        command, link = supervise.command(config)
     os.set_inheritable(link, True)
     sys.stdout.flush()
     os.execv(command[0], command)  # noqa: S606 - it is this very program
@@ -95,12 +97,33 @@ def _become_supervisor(config: UpConfig) -> NoReturn:
 
 def _detach(config: UpConfig) -> None:
     """Start a supervisor of its own session, and wait until its cluster is ready."""
+    from boki.host.data_directory import starting_on
+
+    log_file = config.folder / "logs" / "supervisor.log"
+    with starting_on(config.data):
+        process, begin_bytes = _start_supervisor(config, log_file)
+    try:
+        state = _wait_ready(process, config)
+    except BaseException as error:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(2 * config.drain_s + _KILL_S)
+        if isinstance(error, BokiError):
+            _explain(log_file, begin_bytes, config)
+        raise
+    results().print(f"[bold green]Boki[/] is listening on [bold]{state.url}[/] (supervisor: process {state.pid})")
+    results().print(f"  data       {config.folder}\n  logs       {config.folder / 'logs'}", markup=False)
+    commands = tries(["boki status", "boki log books"], state.url, config.token)
+    results().print(f"{commands}\n             {down_command(config.data)}", style="dim", markup=False)
+
+
+def _start_supervisor(config: UpConfig, log_file: Path) -> tuple[subprocess.Popen[bytes], int]:
+    """The process, and how long its log was before."""
     from boki.cli import supervise
     from boki.host.data_directory import DataDirectory
     from boki.launch.up.logs import open_log
 
     DataDirectory(config.data).close()  # refuses here what the supervisor could only write into its log
-    log_file = config.folder / "logs" / "supervisor.log"
     log = open_log(log_file)
     begin_bytes = log_file.stat().st_size
     command, link = supervise.command(config)
@@ -115,19 +138,7 @@ def _detach(config: UpConfig) -> None:
     )
     os.close(link)
     os.close(log)
-    try:
-        state = _wait_ready(process, config)
-    except BaseException as error:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(2 * config.drain_s + _KILL_S)
-        if isinstance(error, BokiError):
-            _explain(log_file, begin_bytes, config)
-        raise
-    results().print(f"[bold green]Boki[/] is listening on [bold]{state.url}[/] (supervisor: process {state.pid})")
-    results().print(f"  data       {config.folder}\n  logs       {config.folder / 'logs'}", markup=False)
-    commands = tries(["boki status", "boki log books"], state.url, config.token)
-    results().print(f"{commands}\n             {down_command(config.data)}", style="dim", markup=False)
+    return process, begin_bytes
 
 
 def down_command(data: Path) -> str:

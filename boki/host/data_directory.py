@@ -6,17 +6,29 @@ anything else, and what a newer Boki wrote is refused by name.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from boki.errors import ConfigError, DataDirectoryInUse, VersionTooNew
+from boki.errors import ConfigError, DataDirectoryInUse, Unavailable, VersionTooNew
 from boki.host.private_files import make_private_folder, open_private
 
 VERSION: Final = 1
 _VERSION_FILE: Final = "version"
 _LOCK_FILE: Final = "lock"
+
+
+@contextlib.contextmanager
+def starting_on(path: Path) -> Iterator[None]:
+    """Part of a start on that data directory. An `OSError` in it is `Unavailable`, as of a disk that has no room."""
+    try:
+        yield
+    except OSError as error:
+        file = f" ({error.filename})" if error.filename else ""
+        raise Unavailable(f"cannot start with {path}: {error.strerror or error}{file}", errno=error.errno) from error
 
 
 class DataDirectory:
@@ -41,28 +53,38 @@ class DataDirectory:
             raise DataDirectoryInUse(
                 f"data directory {path} is in use by process {owner}: stop it, or choose another with --data"
             ) from None
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
         try:
+            os.ftruncate(self._lock, 0)
+            os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
             self._check_version()
         except BaseException:
             self.close()
             raise
 
     def _check_version(self) -> None:
-        """Under the lock: another process may have made the directory its own since the first look."""
+        """Under the lock: another process may have made the directory its own since the first look. An empty version
+        alone is what a full disk or a power cut has left of a first start.
+        """
         self._check_kind()
         file = self.path / _VERSION_FILE
-        if not file.exists():
-            self._write_durably(file, f"{VERSION}\n")
-        elif not file.read_text():
-            raise ConfigError(f"data directory {self.path}: its version file is empty, which is no version")
+        if file.exists() and file.read_text().strip():
+            return
+        if others := self._others():
+            raise ConfigError(
+                f"data directory {self.path} holds {', '.join(others[:3])} and an empty version file: it is damaged, "
+                "or not Boki's. Choose another one with --data"
+            )
+        self._write_durably(file, f"{VERSION}\n")
+
+    def _others(self) -> list[str]:
+        """Names of what the directory holds besides the files of this class."""
+        return sorted(entry.name for entry in self.path.iterdir() if entry.name not in (_LOCK_FILE, _VERSION_FILE))
 
     def _check_kind(self) -> None:
         """Refuse what is not Boki's, or a newer Boki's. Reads only, and is right while another process starts there:
         the version is written before anything else, so it is looked for after the others; empty, it is being written.
         """
-        others = sorted(entry.name for entry in self.path.iterdir() if entry.name not in (_LOCK_FILE, _VERSION_FILE))
+        others = self._others()
         file = self.path / _VERSION_FILE
         if not file.exists():
             if others:

@@ -1,6 +1,7 @@
 """Signals of a supervisor: what begins a stop, what ends everything at once, and what it was told to ignore."""
 
 import asyncio
+import errno
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -9,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from boki.cli import supervise
+from boki.cli import supervise, up
 from boki.config.up import UpConfig
+from boki.errors import Unavailable
 
 
 class Fake:
@@ -100,3 +102,25 @@ def test_nohup_is_respected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
     assert listening(play, monkeypatch, tmp_path) == []
+
+
+def test_what_a_disk_refuses_at_a_start_is_told_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not as a traceback; and the data directory is free again for the next try."""
+    monkeypatch.setattr(supervise, "keep_private", lambda: None)  # it is for the whole process
+    config = UpConfig(data=tmp_path / "data", zookeeper="127.0.0.1:1")
+    (config.data / "cluster").mkdir(parents=True)
+    (config.data / "version").write_text("1\n")
+    (config.data / "cluster" / "boki.toml.new").mkdir()  # no file can be made there
+    with pytest.raises(Unavailable, match=r"cannot start with .*data: Is a directory \(.*boki\.toml\.new\)"):
+        asyncio.run(supervise.serve(config))
+    (config.data / "cluster" / "logs").write_text("")
+    with pytest.raises(Unavailable, match=r"cannot start with .*data: File exists"):
+        up._detach(config)
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    for start in (up._detach, lambda wanted: asyncio.run(supervise.serve(wanted))):
+        with pytest.raises(Unavailable, match="No space left on device"):
+            start(config)

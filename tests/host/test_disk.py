@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import threading
 import weakref
 from collections.abc import Iterable
@@ -330,6 +332,29 @@ def test_a_data_directory_of_another_version_or_kind_is_refused(tmp_path: Path) 
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="--data"):
         DataDirectory(tmp_path / "file")
+
+
+@pytest.mark.parametrize("is_durable", [False, True])
+def test_a_first_start_that_a_full_disk_ended_can_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_durable: bool
+) -> None:
+    """An empty version, beside which there is nothing, is written again; one beside other things is no version."""
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync" if is_durable else "pwrite", full)
+        with pytest.raises(OSError, match="No space left"):
+            DataDirectory(tmp_path)
+    if is_durable:
+        (tmp_path / "version").write_text("")
+    DataDirectory(tmp_path).close()
+    assert (tmp_path / "version").read_text() == "1\n"
+    (tmp_path / "version").write_text("")
+    (tmp_path / "nodes").mkdir()
+    with pytest.raises(ConfigError, match="holds nodes and an empty version file"):
+        DataDirectory(tmp_path)
 
 
 def test_a_scan_sees_the_disk_as_it_was_at_its_first_look(tmp_path: Path) -> None:
