@@ -27,7 +27,9 @@ from boki.errors import BokiError
 from boki.launch.child import Child
 
 KILLS: Final = 7
-"""A workflow that was lost eight times in a row is paused."""
+"""A workflow that was lost eight times without progress is paused, and a trip makes none before its only transaction
+has committed.
+"""
 TRAVELLERS: Final = ("Ada", "Grace", "Edsger", "Barbara")
 SOURCE: Final = "travel.py"
 _LINES: Final = (4, 60)

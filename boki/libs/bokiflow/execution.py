@@ -85,7 +85,9 @@ class Execution:
         self.machine, self._inner = prepared(body, name, history)
         self.machine.mailbox.request = f"{self._id}:{life:x}"
         tag, writer = journal_tag(self._id), WRITER_NAMES.getrandbits(32)
-        self.journal = JournalWriter(ctx.logbook, tag, history, writer, life, self._on_journal, in_turn=in_turn)
+        self.journal = JournalWriter(
+            ctx.logbook, tag, history, writer, life, self._on_journal, run=ctx.run_number, in_turn=in_turn
+        )
         taken = history.continued.taken if history.continued is not None else ()
         tag, forgotten = inbox_tag(self._id), history.forgotten
         self.inbox = InboxReader(ctx.logbook, tag, history.cursor, taken, self._on_letters, forgotten)

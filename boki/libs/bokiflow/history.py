@@ -114,6 +114,8 @@ class History:
         """As of where the body read the log before it ended, if only the record of its end says so."""
         self.has_begun = False
         """Whether this life has run before, maybe without a record that is kept: nothing has to let it begin."""
+        self.progress_run = 0
+        """See `Entry.progress_run`."""
 
     def fold(self, data: bytes, seqnum: int) -> Entry | None:
         """Take in the next record; the entry, if it counts."""
@@ -146,6 +148,7 @@ class History:
             self._last_life = entry.life
             self._begin_life(before)
             self._clear(entry.began_us)
+        self.progress_run = entry.progress_run
         self._heard = max(self._heard, entry.seen, seqnum if isinstance(entry.fact, Ended) else 0)
         match entry.fact:
             case Continued():
@@ -172,6 +175,7 @@ class History:
         or to pause that stood in front of their last record: those were for the life that made it.
         """
         self.continued = None
+        self.progress_run = 0
         self.cursor = self._heard
         self.forgotten = [(self.cursor, before)] if before > self.cursor else []
         self.has_begun = False

@@ -22,7 +22,19 @@ from typing import Any, Final
 from boki import BokiError, ConditionFailed, Expect, LogBook, NewRecord
 from boki.extending import begin_append, leave_append
 from boki.libs.bokiflow.history import History
-from boki.libs.bokiflow.records import Began, Ended, Entry, Fact, encode_entry
+from boki.libs.bokiflow.records import (
+    Beat,
+    Began,
+    Continued,
+    Done,
+    Ended,
+    Entry,
+    Fact,
+    Fired,
+    Intended,
+    Marked,
+    encode_entry,
+)
 from boki.libs.fold.retrying import PATIENT, until_answered
 
 PAGE_RECORDS: Final = 1_000
@@ -40,14 +52,19 @@ class JournalWriter:
         life: int,
         changed: Callable[[], None],
         *,
+        run: int,
         in_turn: bool = False,
     ) -> None:
-        """`in_turn`: have one append in flight at most."""
+        """`run`: the number of this run of the call. `in_turn`: have one append in flight at most."""
         self._logbook = logbook
         self._tags = [tag]
         self._tag = tag
         self._writer = writer
         self._life = life
+        self._run = run
+        self._progress_run = history.progress_run
+        self._beats = {entry.fact for entry in history.entries if isinstance(entry.fact, Beat)}
+        """What steps had said of how far they had come before this execution."""
         self._base = history.place
         self._changed = changed
         self.place = history.place
@@ -93,15 +110,37 @@ class JournalWriter:
             self.firm = self.place
 
     def _place(self, fact: Fact, seen: int, at_us: int, began_us: int) -> None:
-        started_us = 0 if self.is_begun else began_us
-        entry = Entry(self._writer, self._base, seen, at_us, fact, started_us, self._life, self.read_at)
+        if self._is_progress(fact):
+            self._progress_run = self._run
+        data = self._encoded(fact, seen, at_us, began_us)
         if not self.is_begun:
             self._begun_at = self.place + 1
         self.is_begun, self.read_at, self.seen = True, 0, seen
-        data = encode_entry(entry)
         self._sent[self.place] = data
         self._kept.append(data)
         self.place += 1
+
+    def _is_progress(self, fact: Fact) -> bool:
+        """Whether the body moves on by this, or a step says that it has come further. A heartbeat that repeats what an
+        earlier run has said is no progress: else a step that kills its worker again and again would never be paused.
+        """
+        if isinstance(fact, Beat):
+            return fact not in self._beats
+        return isinstance(fact, Done | Fired | Intended | Marked | Continued)
+
+    def _encoded(self, fact: Fact, seen: int, at_us: int, began_us: int) -> bytes:
+        entry = Entry(
+            self._writer,
+            self._base,
+            seen,
+            at_us,
+            fact,
+            0 if self.is_begun else began_us,
+            self._life,
+            self.read_at,
+            progress_run=self._progress_run,
+        )
+        return encode_entry(entry)
 
     def begin(self, seen: int, at_us: int, began_us: int) -> bool:
         """Record when the workflow began; False if the journal says so already."""
@@ -138,9 +177,8 @@ class JournalWriter:
 
     def leave_end(self, seen: int, at_us: int, began_us: int) -> None:
         """Have the engine append a record of the end with the end of the run, if it can: nothing waits for it."""
-        started_us = 0 if self.is_begun else began_us
-        entry = Entry(self._writer, self._base, seen, at_us, Ended(), started_us, self._life, self.read_at)
-        leave_append(self._logbook, [encode_entry(entry)], self._tags, Expect(self._tag, count=self.place))
+        data = self._encoded(Ended(), seen, at_us, began_us)
+        leave_append(self._logbook, [data], self._tags, Expect(self._tag, count=self.place))
 
     def leave(self) -> bool:
         """Have the engine append what was not sent yet, with the end of the run; False if it is to be appended here."""
@@ -214,7 +252,7 @@ class JournalWriter:
         Call it after `rest`, and add nothing until it returns. If this place of the journal is taken, the group is
         refused with it: so what is in the group is there once, however many executions of the run try to append it.
         """
-        before = self.read_at, self.is_begun, self.seen
+        before = self.read_at, self.is_begun, self.seen, self._progress_run
         self._place(fact, seen, at_us, began_us)
         mine, self._kept = self._kept, []
         start = self.place - len(mine)
@@ -229,7 +267,7 @@ class JournalWriter:
         self.place -= 1
         del self._sent[self.place]
         self._kept = mine[:-1]
-        self.read_at, self.is_begun, self.seen = before
+        self.read_at, self.is_begun, self.seen, self._progress_run = before
         return None
 
     async def _decide(

@@ -143,7 +143,9 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, tag="f"):
     `began_us` is when the workflow began, in the first record of the journal. `life` tells the runs of one id apart
     that was started again after its workflow had ended. `read_at` is the seqnum as of which the body read the log
     since the record before (0: it read nothing), see `boki.libs.bokiflow.positions`. `stood_at`: this is a copy of a
-    record of another workflow at that seqnum, as of which the body reads.
+    record of another workflow at that seqnum, as of which the body reads. `progress_run` is the number of the last run
+    of the call that had made progress when this was written (0: not known), so that the last record alone tells how
+    often the workflow was lost since.
     """
 
     writer: int
@@ -155,6 +157,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, tag="f"):
     life: int = 0
     read_at: int = 0
     stood_at: int = 0
+    progress_run: int = 0
 
 
 class Signalled(msgspec.Struct, frozen=True, array_like=True, tag=1):

@@ -26,7 +26,7 @@ from boki.libs.bokiflow.gates.passing import attend_gate, pass_gate
 from boki.libs.bokiflow.gates.spec import Limit
 from boki.libs.bokiflow.history import History, life_of
 from boki.libs.bokiflow.joining import came_of
-from boki.libs.bokiflow.records import inbox_tag, journal_tag
+from boki.libs.bokiflow.records import entry_of, inbox_tag, journal_tag
 from boki.libs.bokiflow.refusals import Diverged, Unreadable
 from boki.libs.bokiflow.replaying import Runnable, ask_query, join, read_base, read_history
 from boki.libs.bokiflow.run_time import GIVES_WAY, RunTime
@@ -39,7 +39,7 @@ from boki.libs.fold.retrying import until_answered
 _NO_PAYLOAD = Payload("bytes", b"")
 _NOTE_CHARS = 200
 MAX_LOSSES: Final = 8
-"""So often in a row a run may be lost before its workflow is paused."""
+"""So often in a row runs may be lost without progress before their workflow is paused."""
 _AGAIN = ("again", "again_if_failed")
 
 
@@ -67,7 +67,7 @@ async def run_workflow(ctx: Context, workflow: Limited, arguments: tuple[Any, ..
 
 async def _run(ctx: Context, workflow: Limited, arguments: tuple[Any, ...], run_time: RunTime) -> Any:
     chosen = CallsById(ctx).chosen
-    life = 0 if chosen is None else life_of(chosen.start)
+    life = _life(ctx)
     flow_id = ctx.invocation_id if chosen is None or not chosen.name else chosen.name
     tag = journal_tag(ctx.invocation_id)
     has_history = chosen is not None and (chosen.if_ended in _AGAIN or bool(chosen.copies))
@@ -124,14 +124,26 @@ def _check_try(ctx: Context, *, needs_log: bool) -> None:
 
 
 async def _check_losses(ctx: Context) -> None:
-    """Pause a workflow whose runs are lost again and again."""
+    """Pause a workflow whose runs are lost again and again without progress. One record of the journal is read, and not
+    all of it: that may be what takes too much memory.
+    """
     calls = CallsById(ctx)
-    if calls.attempt > MAX_LOSSES:
+    if calls.attempt <= MAX_LOSSES:
+        return
+    last = await until_answered(partial(ctx.logbook.check_tail, journal_tag(ctx.invocation_id), fresh=True))
+    entry = None if last is None else entry_of(last.data)
+    progress_run = 0 if entry is None or entry.life != _life(ctx) else entry.progress_run
+    if ctx.run_number - progress_run >= MAX_LOSSES:
         why = "its worker process or its engine was lost"
         with suppress(NoSuchInvocation):  # an engine may not have heard of it yet
-            last = (await until_answered(partial(calls.state, ctx.invocation_id))).last_error
-            why = why if last is None else last.message
-        await _pause(ctx, f"lost {MAX_LOSSES} times in a row: {why}")
+            error = (await until_answered(partial(calls.state, ctx.invocation_id))).last_error
+            why = why if error is None else error.message
+        await _pause(ctx, f"lost {MAX_LOSSES} times in a row without progress: {why}")
+
+
+def _life(ctx: Context) -> int:
+    chosen = CallsById(ctx).chosen
+    return 0 if chosen is None else life_of(chosen.start)
 
 
 async def _answer_query(ctx: Context, workflow: Runnable) -> Payload:

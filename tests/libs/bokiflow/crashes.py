@@ -136,6 +136,8 @@ class World:
     keyed: dict[str, str] = field(default_factory=dict)
     boundaries: int = 0
     runs: int = 0
+    losses: int = 0
+    """Number of processes that died since the workflow began, or was last suspended."""
     appends: list[int] = field(default_factory=list)
     """How many each process of the last run had."""
     now_us: int = 1_600_000_000_000_000
@@ -175,6 +177,16 @@ class World:
             if done:
                 return value
 
+    async def lose(self, workflow: Callable[..., Any], *payload: Any, death: Death, times: int) -> None:
+        """Run the workflow in that many processes, each of which dies so."""
+        for _ in range(times):
+            self.boundaries = 0
+            self.log.begin(death)
+            self.runs += 1
+            done, _ = await self._process(Function.of(workflow), payload)
+            assert not done
+            assert self.log.is_dead
+
     async def _process(self, function: Function, payload: tuple[Any, ...]) -> tuple[bool, Any]:
         """One process: whether the workflow has ended, and what it returned."""
         async with boki.testing.context(function.info.book or "test", log=self.log) as outer:
@@ -182,7 +194,12 @@ class World:
             clock.now_us = self.now_us
             given = function.encode_payload(payload[0]) if payload else Payload("bytes", b"")
             call = msgspec.structs.replace(
-                outer._state.call, id=RUN_ID, function=function.info.name, run=self.runs, payload=given
+                outer._state.call,
+                id=RUN_ID,
+                function=function.info.name,
+                run=self.runs,
+                attempt=self.losses + 1,
+                payload=given,
             )
             ctx = boki.testing.Context(call, outer._calls_made)
             task = asyncio.ensure_future(function.run(ctx, *payload))
@@ -190,12 +207,14 @@ class World:
                 await asyncio.sleep(0)
             try:
                 if self.log.is_dead:
+                    self.losses += 1
                     task.cancel()
                     await asyncio.wait([task])
                     return False, None
                 await clock.advance(0)  # what is still on its way to the log
                 return True, await task
             except Suspend as suspend:
+                self.losses = 0
                 if not suspend.suspension.wake_us:
                     raise Stuck(suspend.suspension.note) from None
                 clock.now_us = max(clock.now_us, suspend.suspension.wake_us)

@@ -60,7 +60,7 @@ async def run(book: LogBook, writer: int, *, gives_way: bool) -> None:
         history = await read_history(book, TAG, 0)
         changed = asyncio.Event()
         in_turn = was_overtaken and gives_way
-        journal = JournalWriter(book, TAG, history, writer, 0, changed.set, in_turn=in_turn)
+        journal = JournalWriter(book, TAG, history, writer, 0, changed.set, run=1, in_turn=in_turn)
         missing = [n for n in STEPS if history.fact(n) is None]
         for n in missing:
             journal.add(Done(n, "step", b"", Result()), 0, 0, 1)

@@ -314,7 +314,7 @@ def test_a_workflow_that_uses_too_much_memory_is_paused() -> None:
             while (found := await other_one.status()).status != "paused":
                 await time_passes(0.5)
         assert found.note.startswith(
-            "paused: lost 8 times in a row: the worker process of the call of 'trip' was killed"
+            "paused: lost 8 times in a row without progress: the worker process of the call of 'trip' was killed"
         )
         assert "more than its memory_bytes of 9" in found.note
         await time_passes(3600)

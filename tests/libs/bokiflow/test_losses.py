@@ -1,0 +1,128 @@
+"""Workflows whose processes die again and again: those that make progress continue, the others are paused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+import boki.testing
+from boki.api.function import Function
+from boki.api.suspension import Suspend
+from boki.libs.bokiflow import flow, step, workflow
+from boki.libs.bokiflow.records import Done, Entry, Result, encode_entry, journal_tag
+from boki.libs.bokiflow.run import MAX_LOSSES
+from tests.libs.bokiflow.crashes import RUN_ID, Death, Stuck, World, in_run
+
+CALLS: Counter[str] = Counter()
+RECORDED = Death(append=1, is_applied=True)
+"""A process dies as soon as one record of it is in the log."""
+NOT_RECORDED = Death(append=1)
+
+
+@pytest.fixture(autouse=True)
+def forget() -> None:
+    CALLS.clear()
+
+
+@step
+async def add(a: int, b: int) -> int:
+    CALLS["add"] += 1
+    return a + b
+
+
+@workflow
+async def total(count: int) -> int:
+    found = 0
+    for n in range(count):
+        found = await add(found, n)
+    return found
+
+
+async def test_a_workflow_that_makes_progress_is_never_paused() -> None:
+    """However often its machine dies: each step is recorded, and done once."""
+    world = World()
+    await world.lose(total, 20, death=RECORDED, times=20)
+    assert await world.run(total, 20) == sum(range(20))
+    assert CALLS["add"] == 20
+
+
+async def test_losses_in_one_place_pause_a_workflow_that_had_made_progress() -> None:
+    """The loss that came after the last record is the first of them; after it is resumed, they are counted again."""
+    world = World()
+    await world.lose(total, 20, death=RECORDED, times=10)
+    await world.lose(total, 20, death=NOT_RECORDED, times=MAX_LOSSES - 1)
+    with pytest.raises(Stuck, match="lost 8 times in a row without progress"):
+        await world.run(total, 20)
+    assert CALLS["add"] == 10 + MAX_LOSSES - 1
+    await world.lose(total, 20, death=NOT_RECORDED, times=MAX_LOSSES)
+    with pytest.raises(Stuck, match="lost 8 times in a row without progress"):
+        await world.run(total, 20)
+
+
+async def test_progress_between_losses_has_them_counted_anew() -> None:
+    """One record is enough."""
+    world = World()
+    await world.lose(total, 20, death=RECORDED, times=1)
+    for _ in range(3):
+        await world.lose(total, 20, death=NOT_RECORDED, times=MAX_LOSSES - 2)
+        await world.lose(total, 20, death=RECORDED, times=1)
+    assert await world.run(total, 20) == sum(range(20))
+
+
+@workflow
+async def again_as_new(count: int) -> int:
+    await add(count, 1)
+    if count:
+        flow.continue_as_new(count - 1)
+    return CALLS["add"]
+
+
+async def test_a_workflow_that_continues_as_new_makes_progress() -> None:
+    """Its last record may be the one that says so."""
+    world = World()
+    await world.lose(again_as_new, 20, death=RECORDED, times=15)
+    assert await world.run(again_as_new, 20) == 21
+
+
+@step
+async def read_pages(since: str) -> int:
+    """Fails to come further than what it says first; what it had said, it may ignore."""
+    begin = 0 if since == "the start" else step.details or 0
+    step.heartbeat(begin + 1)
+    await asyncio.Event().wait()
+    return 0
+
+
+@workflow
+async def reading(since: str) -> int:
+    for n in range(4):
+        await add(n, n)
+    return await read_pages(since)
+
+
+async def test_a_step_that_repeats_its_heartbeats_makes_no_progress() -> None:
+    """Nor has it the progress of the steps before it forgotten."""
+    world = World()
+    await world.lose(reading, "the start", death=RECORDED, times=4)
+    await world.lose(reading, "the start", death=RECORDED, times=1 + MAX_LOSSES - 1)
+    with pytest.raises(Stuck, match="lost 8 times in a row without progress"):
+        await world.run(reading, "the start")
+
+
+async def test_a_step_whose_heartbeats_say_something_new_makes_progress() -> None:
+    """A step of hours, on machines that come and go."""
+    world = World()
+    await world.lose(reading, "the last page", death=RECORDED, times=4 + 3 * MAX_LOSSES)
+
+
+async def test_the_progress_of_an_earlier_life_does_not_count() -> None:
+    """The runs of a life have numbers of their own."""
+    world = World()
+    entry = Entry(1, 0, 0, 1, Done(0, "add", b"", Result()), began_us=1, life=5, progress_run=9)
+    async with boki.testing.context(log=world.log) as ctx:
+        await ctx.logbook.append(encode_entry(entry), [journal_tag(RUN_ID)])
+        with pytest.raises(Suspend) as caught:
+            await Function.of(total).run(in_run(ctx, 3, 9, attempt=9), 3)
+    assert "lost 8 times in a row without progress" in caught.value.suspension.note
