@@ -65,12 +65,13 @@ _LOSSES: Final = Retry(
     attempts=10_000,
     first_s=0.1,
     max_s=10.0,
-    jitter=0.0,
+    jitter=0.5,
     errors=(DeadlineExceeded.code,),
     never=(FunctionFailed.code,),
 )
 """A run that was cut off with its worker or its engine, or at its deadline, begins again; one that raised has ended,
-whatever it raised.
+whatever it raised. With jitter: the workflows of a worker that one of them kills would all be there again when it comes
+back.
 """
 
 

@@ -10,6 +10,7 @@ import pytest
 import boki.testing
 from boki.api.function import Function
 from boki.api.suspension import Suspend
+from boki.extending import Failure
 from boki.libs.bokiflow import flow, step, workflow
 from boki.libs.bokiflow.records import Done, Entry, Result, encode_entry, journal_tag
 from boki.libs.bokiflow.run import MAX_LOSSES
@@ -126,3 +127,12 @@ async def test_the_progress_of_an_earlier_life_does_not_count() -> None:
         with pytest.raises(Suspend) as caught:
             await Function.of(total).run(in_run(ctx, 3, 9, attempt=9), 3)
     assert "lost 8 times in a row without progress" in caught.value.suspension.note
+
+
+def test_workflows_that_were_lost_together_do_not_all_begin_together() -> None:
+    """Else those of a worker that one of them kills would be killed with it each time."""
+    policy = Function.of(total).info.retry
+    assert policy is not None
+    loss = Failure("call_lost", "the worker was killed", "unknown", True)
+    for losses in range(1, MAX_LOSSES):
+        assert len({policy.delay_us(losses, str(n), loss) // 1_000 for n in range(40)}) > 10
