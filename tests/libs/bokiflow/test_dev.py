@@ -290,3 +290,61 @@ def test_workflows_outlast_the_deadlines_of_their_runs(tmp_path: Path) -> None:
             assert attempt == 2
 
     uvloop.run(scenario())
+
+
+HUNGRY = '''
+"""Workflows of one module, of which one uses more memory than its worker may have."""
+
+import asyncio
+
+from boki import function
+from boki.libs.bokiflow import step, workflow
+
+
+@step
+async def grow() -> int:
+    block = bytearray(200 << 20)
+    block[::4096] = b"x" * len(block[::4096])
+    await asyncio.Event().wait()
+    return len(block)
+
+
+@step
+async def work(n: int) -> int:
+    await asyncio.sleep(0.1)
+    return n
+
+
+@workflow(memory_bytes=160 << 20)
+async def hungry() -> int:
+    return await grow()
+
+
+@workflow(memory_bytes=160 << 20)
+async def modest(count: int) -> int:
+    return sum([await work(n) for n in range(count)])
+'''
+
+
+@pytest.mark.whole
+def test_a_workflow_that_outgrows_its_memory_is_paused_and_its_neighbour_ends(tmp_path: Path) -> None:
+    """With the reason. The neighbour is lost with it, again and again, and does steps in between."""
+
+    async def scenario() -> None:
+        started = config(tmp_path)
+        (started.functions / "hungry.py").write_text(HUNGRY)
+        dev = await Dev.start(started)
+        try:
+            async with Client(dev.url) as client:
+                hungry = await client.invoke_later("hungry", key="hungry")
+                modest = await client.invoke_later("modest", 60, key="modest")
+                while not (found := await client.invocation(hungry, wait_s=0.2)).note:
+                    assert found.error is None
+                assert found.note.startswith("paused: lost 8 times in a row without progress")
+                assert "of memory, more than its memory_bytes of" in found.note
+                ended = await client.invocation(modest, wait_s=60)
+                assert (ended.state, ended.result) == ("done", sum(range(60)))
+        finally:
+            await dev.stop(5)
+
+    uvloop.run(scenario())
