@@ -326,6 +326,41 @@ def test_a_workflow_that_uses_too_much_memory_is_paused() -> None:
     scenario(act, first)
 
 
+@step
+async def survive(n: int) -> int:
+    EFFECTS.append(str(n))
+    if EFFECTS.count(str(n)) == 1:
+        await asyncio.get_running_loop().create_future()
+    return n
+
+
+@workflow(name="trip", book="trips")
+async def chain(count: int) -> list[int]:
+    return [await survive(n) for n in range(count)]
+
+
+def test_an_engine_may_be_lost_in_each_step_of_a_long_workflow() -> None:
+    """By the numbers that the engine gives to runs and attempts."""
+
+    async def whole() -> None:
+        world = Versions(chain)
+        await world.begin()
+        await chain.start(world.context(a_user(98)), 20, id="t-1")
+        for n in range(20):
+            async with asyncio.timeout(600):
+                while str(n) not in EFFECTS:
+                    await time_passes(0.1)
+            await world.kill()
+            await world.begin()
+        handle = chain.handle(world.context(a_user(99)), "t-1")
+        assert await handle.result(wait_s=600) == list(range(20))
+        begun = [str(n) for n in range(20) for _ in range(2)]
+        assert begun == EFFECTS
+        await world.calls.stop()
+
+    run(whole())
+
+
 async def crashed(fault: Fault | None, at: int, code: Workflow[Any, Any]) -> tuple[str, int, list[str], list[int]]:
     """An upgrade in a process that dies at its n-th operation, and the next process, which is asked again: the result,
     the version, the effects, and which operations of the upgrade were appends.
