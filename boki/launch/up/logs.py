@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -40,15 +41,21 @@ def older(file: Path) -> Path:
 def bound(file: Path, max_bytes: int = MAX_BYTES) -> bool:
     """Once the file is larger, move what is in it to `older(file)` and begin again. Whether that was so.
 
-    It is copied and emptied, not renamed: whoever writes has it open. A line that is written between the two is lost.
+    It is copied and emptied, not renamed: whoever writes has it open. A line that is written between the two is lost,
+    and all of it if the disk has no room for a copy.
     """
     try:
         if file.stat().st_size <= max_bytes:
             return False
     except FileNotFoundError:
         return False
-    os.close(open_private(older(file), os.O_WRONLY))
-    shutil.copyfile(file, older(file))
+    try:
+        os.close(open_private(older(file), os.O_WRONLY))
+        shutil.copyfile(file, older(file))
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        older(file).unlink(missing_ok=True)
     os.truncate(file, 0)
     return True
 

@@ -40,6 +40,10 @@ _NO_PAYLOAD = Payload("bytes", b"")
 _NOTE_CHARS = 200
 MAX_LOSSES: Final = 8
 """So often in a row runs may be lost without progress before their workflow is paused."""
+MAX_ATTEMPTS: Final = 1_000
+"""So often in a row runs may be lost with progress. What a step does may kill the worker while another one beside it
+goes forward, and after 10,000 attempts the call would fail.
+"""
 _AGAIN = ("again", "again_if_failed")
 
 
@@ -133,12 +137,14 @@ async def _check_losses(ctx: Context) -> None:
     last = await until_answered(partial(ctx.logbook.check_tail, journal_tag(ctx.invocation_id), fresh=True))
     entry = None if last is None else entry_of(last.data)
     progress_run = 0 if entry is None or entry.life != _life(ctx) else entry.progress_run
-    if ctx.run_number - progress_run >= MAX_LOSSES:
+    is_too_often = calls.attempt > MAX_ATTEMPTS
+    if is_too_often or ctx.run_number - progress_run >= MAX_LOSSES:
         why = "its worker process or its engine was lost"
         with suppress(NoSuchInvocation):  # an engine may not have heard of it yet
             error = (await until_answered(partial(calls.state, ctx.invocation_id))).last_error
             why = why if error is None else error.message
-        await _pause(ctx, f"lost {MAX_LOSSES} times in a row without progress: {why}")
+        how = f"{MAX_ATTEMPTS:,} times in a row" if is_too_often else f"{MAX_LOSSES} times in a row without progress"
+        await _pause(ctx, f"lost {how}: {why}")
 
 
 def _life(ctx: Context) -> int:

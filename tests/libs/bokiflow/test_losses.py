@@ -49,6 +49,17 @@ async def test_a_workflow_that_makes_progress_is_never_paused() -> None:
     assert CALLS["add"] == 20
 
 
+async def test_a_workflow_that_is_lost_without_end_is_paused_whatever_progress_it_makes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What kills its worker may stand beside what moves on, and the call would fail in the end."""
+    monkeypatch.setattr("boki.libs.bokiflow.run.MAX_ATTEMPTS", 12)
+    world = World()
+    await world.lose(total, 20, death=RECORDED, times=12)
+    with pytest.raises(Stuck, match="lost 12 times in a row: "):
+        await world.run(total, 20)
+
+
 async def test_losses_in_one_place_pause_a_workflow_that_had_made_progress() -> None:
     """The loss that came after the last record is the first of them; after it is resumed, they are counted again."""
     world = World()
