@@ -12,8 +12,8 @@ becomes free does so when the last of its floors passes it. So a trim costs what
 
 A floor is kept while a record is left below it, or it would rise again. So a sweep notes the floors under which there
 are surviving records, and of each stretch, too, for sweeps that pass it by; of the books that a sweep was about, floors
-under which there are none are retired when it is done. If records below them were still on their way to the disk when
-it began, it retires none, and is done again.
+under which there are none are retired when it is done. A floor above a record that was still on its way to the disk
+when the sweep began is kept, and its book is swept again.
 """
 
 from __future__ import annotations

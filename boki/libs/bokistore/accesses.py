@@ -94,8 +94,7 @@ class Direct:
     def version_of(self, name: str) -> Steps[int]:
         """See `Access`."""
         view = yield from self._reader.now(name)
-        version = view.version
-        return version
+        return view.version
 
     def change(self, name: str, update: Update, key: str | None = None) -> Steps[Any]:
         """See `Access`. If the answer to the append is lost, the error says that the outcome is unknown: repeat it
