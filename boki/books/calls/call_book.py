@@ -19,15 +19,14 @@ from boki.api.deadline import Caller, Deadline
 from boki.api.log_calls import FirstUse, first_record, many_records, one_record, records_of
 from boki.api.logbook import LogBook, LogSession
 from boki.api.port import LogPort
+from boki.books.calls.checkpoints import newest_checkpoint, write_checkpoint
 from boki.books.calls.ledger import (
     BOOK,
-    CHECKPOINT_TAG,
     CODEC,
     TAKEN_OVER_TAG,
     Accepted,
     CallEntry,
     Checkpoint,
-    CheckpointPart,
     Entry,
     Finished,
     Ledger,
@@ -41,7 +40,6 @@ from boki.books.calls.ledger import (
     id_of,
     id_tag,
     owner_tag,
-    part_of,
     waiting_of,
 )
 from boki.books.calls.lives import fitting
@@ -63,8 +61,6 @@ _log = logging.getLogger("boki.protocol.calls")
 _WHAT: Final = f"a request to book {BOOK}"
 _BACKOFF: Final = Backoff(jitter=0.0)
 """Without jitter, so that simulations are repeatable."""
-_CALLS_IN_PART: Final = 1_000
-"""Of a checkpoint: some 200 bytes each, unless they wait for much."""
 _LONGEST_POLL_S: Final = 3600.0
 """The engine is in this process: nothing on the way gives up."""
 
@@ -102,7 +98,7 @@ class CallBook:
     async def load(self, logbook: LogBook) -> int:
         """See `boki.libs.fold.follower.Source`."""
         await logbook.sync()
-        self.ledger = Ledger(await self._newest_checkpoint())
+        self.ledger = Ledger(await newest_checkpoint(self._book))
         self.unsaved_count = 0
         self._is_recovering = True
         return self.ledger.fold_from
@@ -123,27 +119,6 @@ class CallBook:
                 self._tell_end(invocation_id, None)
             self._on_recovered()
         return True
-
-    async def _newest_checkpoint(self) -> Checkpoint | None:
-        """None if there is none, or trims took a part of it, or records that it builds on: then what is left of the
-        book says as much, because unfinished calls are carried forward before a trim.
-        """
-        tail = await self._book.check_tail(CHECKPOINT_TAG)
-        if tail is None:
-            return None
-        checkpoint = CODEC.decode(tail.data)
-        assert isinstance(checkpoint, Checkpoint), "the tag says what the record is"
-        if checkpoint.fold_from < (await self._book.read(limit=1)).first_seqnum:
-            return None
-        waiting = list(checkpoint.waiting)
-        for seqnum in checkpoint.parts:
-            try:
-                part = CODEC.decode((await self._book.get(seqnum)).data)
-            except (NotFound, Trimmed):
-                return None
-            assert isinstance(part, CheckpointPart), "a checkpoint names its parts"
-            waiting += part.waiting
-        return Checkpoint(checkpoint.fold_from, tuple(waiting))
 
     async def follow(self, on_entry: Callable[[Entry, int], None], on_recovered: Callable[[], None]) -> None:
         """Fold what comes, forever; `on_entry` is told of each record, and its seqnum, after it was folded.
@@ -300,7 +275,7 @@ class CallBook:
     async def begin(self, waiting: Waiting, runs: Runs) -> Waiting | None:
         """Record that a run of the call begins here: how it waits from then on; None if it is over or another's."""
         starts = waiting.starts + 1
-        while (found := self._mine(waiting.id)) is not None:
+        while (found := await self._mine(waiting)) is not None:
             if found.starts >= starts:
                 return found
             started = Started(found.id, found.accepted_seqnum, found.due_us, self.me, starts, runs)
@@ -309,7 +284,7 @@ class CallBook:
 
     async def retry_later(self, waiting: Waiting, next_us: int, runs: Runs) -> Waiting | None:
         """Record that a run has failed and when the next is due: how the call waits then; None: over or another's."""
-        while (found := self._mine(waiting.id)) is not None:
+        while (found := await self._mine(waiting)) is not None:
             if found.state == "retrying":
                 return found
             retrying = Retrying(found.id, found.accepted_seqnum, next_us, self.me, found.starts, runs)
@@ -318,29 +293,47 @@ class CallBook:
 
     async def suspend(self, waiting: Waiting, suspension: Suspension, runs: Runs) -> Waiting | None:
         """Record that a run has ended and what the next waits for: how the call waits then; None: over or another's."""
-        while (found := self._mine(waiting.id)) is not None:
+        while (found := await self._mine(waiting)) is not None:
             if found.state == "suspended":
                 return found
             suspended = Suspended(found.id, found.accepted_seqnum, self.me, runs, suspension)
             await self.append_after(suspended, found.seqnum)
         return None
 
-    def _mine(self, invocation_id: str) -> Waiting | None:
-        """The call, if it is unfinished and this engine's."""
-        found = self.ledger.waiting.get(invocation_id)
-        return found if found is not None and found.owner == self.me else None
+    async def _mine(self, known: Waiting) -> Waiting | None:
+        """The call, if it is unfinished, this engine's, and in the life in which it waited as is `known`."""
+        found = self.ledger.waiting.get(known.id)
+        if found is None or found.owner != self.me or await self._is_over(known, found):
+            return None
+        return found
 
-    async def finish(self, entry: Finished, appends: Sequence[Append] = ()) -> Outcome:
-        """Record how the call ended, unless that has been done or it is another's by now: the outcome that counts.
+    async def _is_over(self, known: Waiting, found: Waiting) -> bool:
+        """Whether the call has ended between these two of its records, and was run again: the body that runs is of the
+        life before, and has no part in this one.
+        """
+        start = known.seqnum + 1
+        while start < found.seqnum:
+            read = partial(self._book.read, id_tag(known.id), start=start, stop=found.seqnum)
+            page = await until_answered(read, _WHAT, _BACKOFF)
+            if any(isinstance(entry_of(each), Finished) for each in page.records):
+                return True
+            if page.is_end:
+                break
+            start = page.next_start
+        return False
+
+    async def finish(self, entry: Finished, known: Waiting, appends: Sequence[Append] = ()) -> Outcome | None:
+        """Record how the life of the call ended in which it waited as is `known`, unless that has been done or it is
+        another's by now: the outcome that counts. None: that life had ended, and the call runs again.
 
         What its run has left to be appended goes into the same batch. It is in the log when this returns, though others
         may have read of the end before, if it was refused there and had to be repeated.
         """
         if not appends:
-            return await self._finish(entry)
+            return await self._finish(entry, known)
         beside = asyncio.ensure_future(self.append_beside(appends))
         try:
-            return await self._finish(entry)
+            return await self._finish(entry, known)
         except asyncio.CancelledError:
             beside.cancel()  # it repeats for as long as the log refuses: an engine that stops must not wait for it
             raise
@@ -355,12 +348,14 @@ class CallBook:
             except BokiError as error:
                 _log.warning("what a call left to be appended to book %s was refused: %s", append.book, error)
 
-    async def _finish(self, entry: Finished) -> Outcome:
+    async def _finish(self, entry: Finished, known: Waiting) -> Outcome | None:
         entry = fitting(entry, self._limits.record_bytes)
-        while (waiting := self.ledger.waiting.get(entry.id)) is not None:
-            if waiting.owner != self.me:
+        while (found := self.ledger.waiting.get(entry.id)) is not None:
+            if found.owner != self.me:
                 return await self.outcome(entry.id)
-            if await self.append_after(entry, waiting.seqnum, end_tags(entry)):
+            if await self._is_over(known, found):
+                return None
+            if await self.append_after(entry, found.seqnum, end_tags(entry)):
                 return entry.outcome
         return await self._catch_up(entry.id) or entry.outcome
 
@@ -400,9 +395,9 @@ class CallBook:
     async def find(self, invocation_id: str) -> tuple[CallEntry, Record] | None:
         """The last record of a call that somebody asks for by its id; None if there is no such call.
 
-        Another engine may have told its id just now, and this one not have read so far.
+        As it is now: another engine may just have told the asker its id, its end, or that it was run again.
         """
-        return await self.last(invocation_id) or await self.last(invocation_id, fresh=True)
+        return await self.last(invocation_id, fresh=True)
 
     async def last(self, invocation_id: str, *, fresh: bool = False) -> tuple[CallEntry, Record] | None:
         """The call's last record, as this engine has it or as it is now; None if there is none."""
@@ -457,16 +452,7 @@ class CallBook:
 
     async def checkpoint(self) -> None:
         """Write down which calls are unfinished, so that the next start need not read further back."""
-        fold_from, calls = self.ledger.fold_from, list(self.ledger.waiting.all_kept())
-        size = _CALLS_IN_PART
-        while size > 1 and len(CODEC.encode(part_of(calls[:size]))) > self._limits.record_bytes // 2:
-            size //= 2
-        *before, last = [calls[i : i + size] for i in range(0, len(calls), size)] or [[]]
-        parts = []
-        for some in before:
-            parts.append(await self._book.append(CODEC.encode(part_of(some))))
-        whole = Checkpoint(fold_from, part_of(last).waiting, tuple(parts))
-        await self._book.append(CODEC.encode(whole), [CHECKPOINT_TAG])
+        await write_checkpoint(self._book, self.ledger, self._limits.record_bytes)
         self.unsaved_count = 0
 
     async def first_seqnum_at(self, time_us: int) -> int | None:

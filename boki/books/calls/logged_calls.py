@@ -244,7 +244,8 @@ class LoggedCalls:
         Again: the same answer. `WrongState` if it has ended, `NoSuchInvocation`.
         """
         state = await self._shielded(self._inquiries.cancel(invocation_id), invocation_id, _ACCEPT_TIMEOUT_S)
-        self._on_end(invocation_id, Outcome(None, state.failure))
+        if invocation_id not in self._book.ledger.waiting:  # else it runs again already
+            self._on_end(invocation_id, Outcome(None, state.failure))
         return state
 
     async def retry(self, invocation_id: str) -> InvocationState:

@@ -226,13 +226,13 @@ class Runner:
 
     async def _finish(
         self, job: _Job, entry: Accepted, record_time_us: int, outcome: Outcome, appends: Sequence[Append] = ()
-    ) -> Outcome:
+    ) -> Outcome | None:
         call, runs = entry.call, job.runs
         if (known := self._book.ledger.waiting.get(call.id)) is not None and known.accepted_us:
             record_time_us += known.accepted_us - accepted_at(entry, record_time_us)  # the fold may know it better
         times = accepted_at(entry, record_time_us), due_at(entry, record_time_us)
         finished = ended(call, outcome, *times, runs, job.waiting.accepted_seqnum)
-        return await self._book.finish(finished, appends)
+        return await self._book.finish(finished, job.waiting, appends)
 
 
 def _was_moved(job: _Job, call: Call) -> bool:

@@ -8,13 +8,29 @@ from contextlib import suppress
 import msgspec
 import pytest
 
+from boki.api.log_calls import records_of
 from boki.books.calls import inquiries
-from boki.books.calls.ledger import Accepted, Finished
+from boki.books.calls.ledger import BOOK, Accepted, Finished
 from boki.books.calls.logged_calls import LoggedCalls
+from boki.books.calls.waiting import Owner
 from boki.errors import BokiError, CallCancelled, FunctionFailed, NoSuchInvocation, Overloaded, Trimmed, WrongState
+from boki.log.ids import MAX_SEQNUM
+from boki.log.metalog import Positions
+from boki.log.operations import Answer, Found, Operation, Read
 from boki.protocol.calls import Call, CallFilter, CallStatus, InvocationState, Outcome
 from boki.retry import Retry
-from tests.books.calls.call_world import CallWorld, Fault, Gate, a_call, echo, failing, now_us, run, time_passes
+from tests.books.calls.call_world import (
+    CallWorld,
+    Fault,
+    FaultyPort,
+    Gate,
+    a_call,
+    echo,
+    failing,
+    now_us,
+    run,
+    time_passes,
+)
 from tests.books.calls.test_taken_over import Cluster, with_engines
 
 
@@ -34,6 +50,52 @@ class Stubborn(Gate):
         except asyncio.CancelledError:
             self.was_cancelled = True
             raise
+
+
+class Behind(FaultyPort):
+    """An engine whose index has not come so far, until it asks the log for its tail."""
+
+    below = MAX_SEQNUM
+
+    def stay_behind(self) -> None:
+        """See no record that comes from now on."""
+        found = self.log.answer(Read(BOOK, backward=True), now_us())
+        assert isinstance(found, Found)
+        (last,) = records_of(found)
+        self.below = last.seqnum + 1
+
+    async def request(self, operation: Operation, positions: Positions, timeout_s: float) -> Answer:
+        if isinstance(operation, Read) and not operation.fresh:
+            operation = msgspec.structs.replace(operation, stop=min(operation.stop, self.below))
+        return await super().request(operation, positions, timeout_s)
+
+
+def test_what_one_engine_has_told_of_a_call_holds_at_every_other() -> None:
+    """Its end, and that it was run again after that, though the index of the other is behind."""
+
+    async def scenario() -> None:
+        world = CallWorld()
+        world.bodies["bad"] = broken
+        calls = await world.start(tries=False)
+        behind = Behind(world.log)
+        other = LoggedCalls(behind, broken, me=Owner("engine-2", 2), clock=now_us)
+        await calls.accept(a_call(1, "bad"), delay_s=10)
+        await other.start()
+        behind.stay_behind()
+        assert (await calls.state(a_call(1).id, wait_s=100)).state == "failed"
+        assert (await other.state(a_call(1).id)).state == "failed"
+        assert (await other.retry(a_call(1).id)).state == "accepted", "it had ended"
+        behind.below = MAX_SEQNUM
+        assert (await other.state(a_call(1).id, wait_s=100)).state == "failed"
+        await time_passes(1)
+        behind.stay_behind()
+        await calls.retry(a_call(1).id)
+        assert (await other.state(a_call(1).id)).state in ("accepted", "running"), "it runs again"
+        behind.below = MAX_SEQNUM
+        await other.stop()
+        await calls.stop()
+
+    run(scenario())
 
 
 # Cancelling

@@ -14,9 +14,9 @@ from boki.books.calls.waiting import Owner
 from boki.errors import FunctionFailed
 from boki.log.operations import Answer, Operation, Read
 from boki.log.record import Page, Record
-from boki.protocol.calls import Call, ChosenId, Outcome
+from boki.protocol.calls import Call, ChosenId, Outcome, Payload, Suspension
 from boki.retry import Retry
-from tests.books.calls.call_world import CallWorld, Gate, a_call, echo, failing, run, time_passes
+from tests.books.calls.call_world import CallWorld, Gate, a_call, echo, failing, now_us, run, time_passes
 from tests.books.calls.test_taken_over import Cluster, with_engines
 
 
@@ -136,6 +136,50 @@ def test_an_old_body_does_not_end_a_new_life_that_its_engine_began_before_it_rea
         new.opened.set()
         state = await calls.state(start(2).id, wait_s=10)
         assert (state.state, state.attempts, cluster.runs[start(2).id]) == ("done", 1, 2)
+
+
+@pytest.mark.parametrize("ends_by", ["result", "failure", "suspension"])
+def test_an_old_body_that_ends_by_itself_ends_no_new_life_that_its_engine_began(ends_by: str) -> None:
+    """Another engine had cancelled the call, and this one has not read of it when the old body ends."""
+
+    @with_engines("a", "b")
+    async def scenario(cluster: Cluster) -> None:
+        port = cluster.engines["a"].port
+        answer, may_follow = port._answer, asyncio.Event()
+
+        async def held(operation: Operation) -> Answer:
+            found = await answer(operation)
+            if isinstance(operation, Read) and operation.wait_us:
+                await may_follow.wait()
+            return found
+
+        old = Gate()
+
+        async def ends(call: Call) -> Outcome:
+            await old(call)
+            if ends_by == "failure":
+                return failing(FunctionFailed("of the old life"))
+            if ends_by == "suspension":
+                return Outcome(None, None, suspended=Suspension(now_us() + 3_600_000_000))
+            return Outcome(Payload("json", b'"of the old life"'), None)
+
+        port._answer = held
+        cluster.bodies["body"] = ends
+        calls = cluster.engines["a"].calls
+        await calls.accept(start(1))
+        await old.started.wait()
+        await cluster.engines["b"].calls.cancel(start(1).id)
+        await calls.accept(start(2))
+        new = cluster.bodies["body"] = Gate()
+        old.opened.set()
+        await time_passes(1)
+        may_follow.set()
+        await time_passes(1)
+        assert new.started.is_set()
+        new.opened.set()
+        state = await calls.state(start(2).id, wait_s=100)
+        assert (state.state, state.attempts, state.errors) == ("done", 1, {})
+        assert (state.result, cluster.runs[start(2).id]) == (start(2).payload, 2)
 
 
 def test_an_engine_that_stops_does_not_wait_for_the_end_of_a_body() -> None:

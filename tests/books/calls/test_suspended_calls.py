@@ -9,7 +9,7 @@ from contextlib import suppress
 import msgspec
 import pytest
 
-from boki.books.calls import call_book, trimming
+from boki.books.calls import checkpoints, trimming
 from boki.books.calls.ledger import (
     BOOK,
     CODEC,
@@ -385,7 +385,7 @@ def test_suspended_calls_are_carried_forward_and_survive_restarts_and_trims() ->
 @pytest.mark.parametrize("is_torn", [False, True])
 def test_a_checkpoint_of_many_sleepers_has_parts(is_torn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A start reads them and what came after, not the whole book; where a part is gone it reads what exists."""
-    monkeypatch.setattr(call_book, "_CALLS_IN_PART", 4)
+    monkeypatch.setattr(checkpoints, "_CALLS_IN_PART", 4)
 
     async def scenario() -> None:
         world = CallWorld()
