@@ -1,10 +1,12 @@
-"""A round of load in this process: callers that repeat one operation, each as soon as its last one has ended."""
+"""Load in this process: callers that repeat one operation, each as soon as its last one has ended; and whose it is."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 from boki.bench.rows import Round, measured
 from boki.errors import BokiError
@@ -32,3 +34,9 @@ async def closed_loop(operation: Callable[[int], Awaitable[object]], callers: in
 
     await asyncio.gather(*(repeat_until_the_end(caller) for caller in range(callers)))
     return measured(latencies_s, error_count, time.perf_counter() - started)
+
+
+def engine_pid() -> str:
+    """The process of the engine that this worker belongs to: its parent is a zygote, whose parent is the engine."""
+    zygote = Path(f"/proc/{os.getppid()}/stat").read_text(encoding="ascii", errors="replace")
+    return zygote.rpartition(")")[2].split()[1]

@@ -17,6 +17,7 @@ from boki.bench.flow import flow
 from boki.bench.flow_sleepers import flow_sleepers
 from boki.bench.flow_soak import flow_soak
 from boki.bench.flow_state import flow_state
+from boki.bench.flow_takeover import flow_takeover
 from boki.bench.http_load import Post, generator_name, post_load
 from boki.bench.idle import idle
 from boki.bench.load_functions.load import BOOK, TAG, Fill, Load
@@ -150,6 +151,7 @@ CLUSTER_BENCHMARKS: dict[str, Callable[[Options, Step], Iterator[Row]]] = {
     "failover": faults.failover,
     "scaling": faults.scaling,
     "repair": faults.repair,
+    "flow-takeover": flow_takeover,
 }
 """What only a whole cluster can show."""
 

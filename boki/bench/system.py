@@ -17,7 +17,7 @@ from boki.host.file_systems import MEMORY_FILE_SYSTEMS, file_system_of
 from boki.launch.child import Child
 
 LOAD_FUNCTIONS = Path(__file__).parent / "load_functions"
-NEED_CLUSTER = frozenset({"failover", "scaling", "repair"})
+NEED_CLUSTER = frozenset({"failover", "scaling", "repair", "flow-takeover"})
 NEED_OWN_SYSTEM = NEED_CLUSTER.union(("cold-start", "restart", "memory", "idle", "flow-soak", "flow-sleepers", "peers"))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from boki.bench.faults import _last_change, _victim
+from boki.bench.flow_takeover import is_gone, stall_s
 from boki.bench.load_functions.load import Timeline
 from boki.bench.system import Options
 from boki.bench.timeline import compared
@@ -55,6 +56,22 @@ def test_a_pause_counts_from_the_event_until_the_next_append_that_ends() -> None
     starts, latencies = zip(*(quiet + after), strict=True)
     found = compared(Timeline(list(starts), list(latencies), ["x"]), 3_000_000)
     assert (found["p50_before_ms"], found["max_ms"], found["stall_ms"], found["failed"]) == (1.0, 700.5, 700.0, 1)
+
+
+def test_the_stall_of_a_workflow_is_between_the_beats_around_the_kill() -> None:
+    """However regular the others are; one that ended before the kill, or was begun after it, has none."""
+    assert stall_s([0, 200_000, 2_600_000, 2_800_000], 300_000) == 2.4
+    assert stall_s([0, 200_000], 300_000) == 0.0
+    assert stall_s([400_000, 600_000], 300_000) == 0.1
+
+
+def test_an_engine_is_gone_when_its_incarnation_is_in_no_membership() -> None:
+    """A status that does not tell the members says nothing; another incarnation is another engine."""
+    member = {"node": "engine-1", "incarnation": 7}
+    assert not is_gone({}, "engine-1", 7)
+    assert not is_gone({"members": [member]}, "engine-1", 7)
+    assert is_gone({"members": [member]}, "engine-1", 6)
+    assert is_gone({"members": []}, "engine-1", 7)
 
 
 def test_what_needs_a_cluster_is_refused_without_one() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from boki import Context, function
-from boki.bench.rounds import closed_loop
+from boki.bench.rounds import closed_loop, engine_pid
 from boki.bench.rows import Round
 from boki.libs.bokiflow import Handle, flow, step, workflow
 
@@ -22,6 +22,9 @@ KEPT_S = 20.0
 STARTING = 256
 """This many starts are in flight where many workflows are to be started."""
 _LOOK_S = 0.05
+BEATS = 50
+"""Steps of a workflow that beats."""
+_BEAT_S = 0.2
 _A_DAY_S = 24 * 3_600.0
 _SLEEP_S = 2.0
 
@@ -99,6 +102,19 @@ async def held(marker: str) -> int:
     return done + await effect(2)
 
 
+@step
+async def beat() -> int:
+    """The machine's time in microseconds, when the step ends."""
+    await asyncio.sleep(_BEAT_S)
+    return time.time_ns() // 1000
+
+
+@workflow(book=BOOK)
+async def beating() -> list[int]:
+    """The times of many beats."""
+    return [await beat() for _ in range(BEATS)]
+
+
 @workflow(book=BOOK)
 async def sleeper() -> None:
     """A workflow that has nothing to do before tomorrow."""
@@ -157,6 +173,21 @@ async def end_held(ctx: Context, many: Many) -> int:
     """Wait for the ends of those workflows: how many came to the right one."""
     handles = [held.handle(ctx, f"{many.prefix}{number}") for number in range(many.count)]
     return sum([await handle.result() == 3 for handle in handles])
+
+
+@function(book=BOOK, timeout_s=600)
+async def start_beating(ctx: Context, many: Many) -> str:
+    """Start workflows that beat: the process of the engine on which they run."""
+    await _start_many(many, lambda flow_id: beating.start(ctx, id=flow_id))
+    return engine_pid()
+
+
+@function(book=BOOK, timeout_s=600)
+async def end_beating(ctx: Context, many: Many) -> list[list[int]]:
+    """Wait for their ends: the times of the beats of each, empty if one has not all of them, in order."""
+    handles = [beating.handle(ctx, f"{many.prefix}{number}") for number in range(many.count)]
+    found = [await handle.result() for handle in handles]
+    return [times if len(times) == BEATS and times == sorted(times) else [] for times in found]
 
 
 @function(book=BOOK, timeout_s=3_600)

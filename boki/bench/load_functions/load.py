@@ -8,14 +8,12 @@ folder serves them for `boki bench --url`.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
-from pathlib import Path
 
 import msgspec
 
 from boki import Context, function
-from boki.bench.rounds import closed_loop
+from boki.bench.rounds import closed_loop, engine_pid
 from boki.bench.rows import Round
 from boki.errors import BokiError
 from boki.log.limits import KIB
@@ -81,7 +79,7 @@ async def watched_load(ctx: Context, watch: Watch) -> None:
     """Single appends, remembered one by one, on the engine that the first record (tag `where:<name>`) tells. The
     `Timeline`, which is more than a result may be, is in records with the tag `timeline:<name>`, in pieces.
     """
-    await ctx.logbook.append(_engine_pid().encode(), tags=[f"where:{watch.name}"])
+    await ctx.logbook.append(engine_pid().encode(), tags=[f"where:{watch.name}"])
     data = bytes(watch.size_bytes)
     end = time.time() + watch.duration_s
     starts_us: list[int] = []
@@ -164,9 +162,3 @@ async def fill(ctx: Context, wanted: Fill) -> int:
 
     await asyncio.gather(*(append_until_the_end() for _ in range(4)))
     return last_seqnum
-
-
-def _engine_pid() -> str:
-    """The process of the engine that this worker belongs to: its parent is a zygote, whose parent is the engine."""
-    zygote = Path(f"/proc/{os.getppid()}/stat").read_text(encoding="ascii", errors="replace")
-    return zygote.rpartition(")")[2].split()[1]
