@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
+from threading import Thread
 from typing import Any
 from unittest.mock import patch
 
@@ -22,6 +23,7 @@ from boki.protocol.calls import OVER, Call, CallChange, InvocationState, Payload
 from boki.verify.sim import calls, flow_work, hearing
 from boki.verify.sim.clockwork import START_US
 from boki.verify.sim.flows import _CallsOfUser
+from boki.verify.sim.loops import SimulatedLoop
 from boki.verify.sim.options import Options
 from boki.verify.sim.processes import Process
 from boki.verify.sim.simulation import Simulation
@@ -54,6 +56,31 @@ class TooLong(Exception):
     """A case needs more virtual time than there is."""
 
 
+def _engines(simulation: Simulation) -> list[Any]:
+    return [simulation.nodes[name] for name in sorted(simulation.nodes) if name.startswith("engine")]
+
+
+def _run_in_thread(loop: SimulatedLoop, _executor: None, work: Callable[[], Any]) -> asyncio.Future[Any]:
+    """`run_in_executor` of a simulated loop: a thread that it waits for; virtual time stops meanwhile."""
+    future = loop.create_future()
+
+    def in_thread() -> None:
+        try:
+            result, error = work(), None
+        except BaseException as raised:  # noqa: BLE001 - the future has it
+            result, error = None, raised
+        if not future.done():
+            future.set_exception(error) if error is not None else future.set_result(result)
+
+    def begin() -> None:
+        thread = Thread(target=in_thread, name="boki-sim-step")
+        thread.start()
+        thread.join()
+
+    loop.call_soon(begin)
+    return future
+
+
 class _Clock:
     """The clock of `boki.testing`, as far as cases use it."""
 
@@ -73,7 +100,7 @@ class _Clock:
 class ClusterContext(Context):
     """What a case is given."""
 
-    __slots__ = ("clock",)
+    __slots__ = ("_simulation", "clock")
 
     def __init__(self, simulation: Simulation, process: Process, book: str) -> None:
         def now_s() -> float:
@@ -84,6 +111,15 @@ class ClusterContext(Context):
         port = _Patient(process)
         super().__init__(state, port, AppendGatherer(port), _Calls(simulation))
         self.clock = _Clock(simulation)
+        self._simulation = simulation
+
+    async def stop_engines(self, seconds: float) -> None:
+        """Crash every engine, and start them again after this time."""
+        clock = self._simulation.clock
+        for engine in _engines(self._simulation):
+            clock.after(0, engine.crash)
+            clock.after(round(seconds * 1e6), engine.start)
+        await timer(seconds)
 
 
 class _Patient:
@@ -138,6 +174,7 @@ def run_clustered(
         stack.enter_context(patch.dict(flow_work.WORKFLOWS))
         stack.enter_context(patch.dict(flow_work.WORKFLOWS_INFO))
         stack.enter_context(patch.object(flow_work, "CallState", _Learning))
+        stack.enter_context(patch.object(SimulatedLoop, "run_in_executor", _run_in_thread))
         stack.enter_context(patch.object(calls, "_ZOMBIES", 0.0))
         if options is ALONE:
             stack.enter_context(patch.object(calls, "_RUNNING", 1))
@@ -151,7 +188,7 @@ def run_clustered(
         task = process.loop.create_task(_run(work, context))
         clock = simulation.clock
         if crash_us:
-            engine = simulation.nodes[min(name for name in simulation.nodes if name.startswith("engine"))]
+            engine = _engines(simulation)[0]
             clock.after(crash_us, engine.crash)
             clock.after(crash_us + _DOWN_US, engine.start)
         while not task.done():

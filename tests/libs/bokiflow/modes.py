@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,6 +14,7 @@ import pytest
 import boki.testing
 from boki.api import logbook
 from boki.libs.bokiflow import execution
+from boki.libs.bokiflow.sweeping import Sweeps
 from boki.testing import flows
 from boki.verify.sim.options import Options
 from tests.libs.bokiflow.classes import Case, forget
@@ -67,15 +68,21 @@ class Mode:
             if self.suspends:
                 stack.enter_context(patch.object(execution, "_LINGER_US", 0))
             if self.is_cold:
-                stack.enter_context(patch.object(logbook, "shared", lambda _kept, make: make()))
+                stack.enter_context(patch.object(logbook, "shared", _cold))
                 stack.enter_context(patch.object(logbook.LogBook, "set_auxdata", _forget_auxdata))
             yield
+
+
+def _cold(kept: dict[Any, Any], make: Callable[[], Any]) -> Any:
+    """When the next sweep is due is no cache: a process that forgot it would never come to it."""
+    return _shared(kept, make) if make is Sweeps else make()
 
 
 async def _forget_auxdata(*_arguments: Any) -> None:
     """Auxiliary data may be lost at any time."""
 
 
+_shared: Final = logbook.shared
 EIGHT: Final = (
     Mode("one process"),
     Mode("cluster", CLUSTER),

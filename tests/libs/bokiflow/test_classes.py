@@ -7,10 +7,40 @@ from __future__ import annotations
 
 import pytest
 
-from tests.libs.bokiflow.classes import CASES, Case, bodies, calls, control, messages, rounds, steps, time, values
+from tests.libs.bokiflow.classes import (
+    CASES,
+    Case,
+    bodies,
+    calls,
+    control,
+    limits,
+    messages,
+    plain,
+    retention,
+    rounds,
+    schedules,
+    state,
+    steps,
+    time,
+    values,
+)
 from tests.libs.bokiflow.modes import EIGHT, MODES, Mode, all_of, sample_of, wants_all
 
-assert [bodies, control, steps, messages, calls, time, values, rounds]  # their cases are in the list
+assert [
+    bodies,
+    calls,
+    control,
+    limits,
+    messages,
+    plain,
+    retention,
+    rounds,
+    schedules,
+    state,
+    steps,
+    time,
+    values,
+]  # their cases are in the list
 
 SPINNING = "handlers_take_turns"
 """On a cluster this is a regression, too: an execution that had ended spun until its last answer could be sent."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import boki.testing
+from boki import FunctionFailed
 from boki.libs.bokiflow import step
 
 Run = Callable[[boki.testing.Context], Awaitable[None]]
@@ -78,6 +79,31 @@ async def add(a: int, b: int) -> int:
     """Something to compute."""
     BODIES["add"] += 1
     return a + b
+
+
+async def until(ctx: boki.testing.Context, is_there: Callable[[], bool]) -> None:
+    """Let time pass until something is there, second by second and for five minutes at most."""
+    for _ in range(300):
+        if is_there():
+            return
+        await ctx.clock.advance(1)
+    raise AssertionError("it is not there after 300 s")
+
+
+async def downtime(ctx: Any, seconds: float) -> None:
+    """Nothing that runs workflows is up for that long: the engines of a cluster, or the machine of one process."""
+    if isinstance(ctx, boki.testing.Context):
+        ctx.clock.now_us += round(seconds * 1e6)
+    else:
+        await ctx.stop_engines(seconds)
+
+
+async def ended_as(handle: Any) -> Any:
+    """What a workflow returned, or the name of the error that it ended with."""
+    try:
+        return await handle.result()
+    except FunctionFailed as error:
+        return error.error_type
 
 
 async def result_of(ctx: boki.testing.Context, workflow: Any, *payload: Any, **options: Any) -> Any:
