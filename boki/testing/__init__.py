@@ -75,6 +75,7 @@ from boki.protocol.calls import (
     CallChange,
     ChosenId,
     InvocationState,
+    Move,
     Outcome,
     Suspension,
     ends_tag,
@@ -411,9 +412,9 @@ class _Calls:
             self._report(logged)
             if logged.task is not None:
                 logged.task.cancel()
+        elif isinstance(change, Move):
+            logged.move(change)
         elif change == "retry" and logged.is_over:
-            if logged.status == "done":
-                raise WrongState(f"call {invocation_id} has ended well (done)", state=logged.status)
             logged.accept_again(clock.now_us)
             self._start(self._run_later(logged))
         elif not logged.is_over and wait_s:

@@ -9,17 +9,20 @@ import msgspec
 
 from boki.api.function import Function
 from boki.api.streaming import no_stream
-from boki.errors import AlreadyExists, KeyReused, NoSuchFunction
+from boki.errors import AlreadyExists, KeyReused, NoSuchFunction, WrongState
 from boki.protocol.calls import (
     OVER,
+    PINNED,
     Call,
     CallStatus,
     ChosenId,
     InvocationState,
+    Move,
     Outcome,
     Payload,
     Suspension,
     starts_tag,
+    version_of,
 )
 from boki.retry import check_delay
 
@@ -108,8 +111,26 @@ class LaterCall:
         self.status = status or ("done" if outcome.failure is None else "failed")
         self.changed.set()
 
+    def move(self, to: Move) -> None:
+        """Pin it to another version, under the conditions of an engine. All versions run the code that is there."""
+        chosen = self.call.chosen
+        if self.is_over:
+            raise WrongState(f"call {self.call.id} has ended ({self.status})", state=self.status)
+        if chosen is not None and version_of(chosen.attributes) == to.version:
+            return
+        if chosen is None:
+            raise WrongState(f"call {self.call.id} was not started under an id of its own: it is not pinned")
+        if self.status == "running":
+            raise WrongState(f"call {self.call.id} runs now: it can be moved while it waits", state="running")
+        if self.run != to.attempts:
+            raise WrongState(f"call {self.call.id} has run since it was looked at: look again", state="changed")
+        pinned = msgspec.structs.replace(chosen, attributes={**chosen.attributes, PINNED: to.version})
+        self.call = msgspec.structs.replace(self.call, chosen=pinned)
+
     def accept_again(self, now_us: int) -> None:
-        """It is to be run again, by hand."""
+        """It is to be run again, by hand. `WrongState` if it has ended well."""
+        if self.status == "done":
+            raise WrongState(f"call {self.call.id} has ended well (done)", state=self.status)
         self.outcome, self.status, self.attempts, self.due_us, self.round_us = None, "accepted", 0, now_us, now_us
 
     def state(self) -> InvocationState:
