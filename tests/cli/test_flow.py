@@ -269,6 +269,23 @@ def test_new_code_is_checked_against_recorded_workflows(url: str, tmp_path: Path
         assert said in " ".join(done.output.split())
 
 
+def test_a_killed_workflow_is_checked_as_far_as_it_came(url: str, tmp_path: Path) -> None:
+    """Its body has not ended, so the code that waits where it waited does not diverge."""
+    boki(url, "start", "wait_a_year", "--id", "killed early")
+    until(url, "wait_a_year", "killed early", "suspended")
+    boki(url, "kill", "wait_a_year", "killed early")
+    until(url, "wait_a_year", "killed early", "cancelled")
+    history, functions = tmp_path / "history", tmp_path / "functions_of_killed"
+    for folder in (history, functions):
+        folder.mkdir()
+    (history / "killed.json").write_text(boki(url, "record", "wait_a_year", "killed early").stdout)
+    (functions / "trips_of_killed.py").write_text(WORKFLOWS)
+    words = ["flow", "check", "--history", str(history), "--functions", str(functions)]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert "1 workflow replayed, 0 would be paused" in " ".join(done.output.split())
+
+
 def test_what_the_code_reads_is_recorded_with_it(url: str, tmp_path: Path) -> None:
     """Without it the check ends at the read, says so, and has an exit code of its own."""
     functions, history = tmp_path / "functions_that_read", tmp_path / "history"

@@ -7,15 +7,16 @@ it and ended after it: they would be forgotten, too, and the user has not named 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from boki import InvalidArgument
+from boki.libs.bokiflow.gates.records import Admission, reason_of
 from boki.libs.bokiflow.history import History, cut_at, number_of
-from boki.libs.bokiflow.inbox import Letter, is_forgotten
-from boki.libs.bokiflow.records import Done, Entry, Fired, Rewound, encode_entry, encode_note
+from boki.libs.bokiflow.inbox import Letter
+from boki.libs.bokiflow.records import CancelRequested, Done, Entry, Fired, Rewound, encode_entry, encode_note
 
 _SHOWN = 12
 
@@ -98,12 +99,19 @@ def rewound(branch: Branch, *, history: History, writer: int, life: int, at_us: 
 def letters_for(history: History, branch: Branch, letters: Sequence[Letter]) -> list[Letter]:
     """The messages that the kept part of the history was given, or has waiting."""
     seen = history.entries[branch.cut - 1].seen if branch.cut else 0
-    return [one for one in letters if one.seqnum <= seen and not is_forgotten(one, history.forgotten)]
+    return [one for one in letters if one.seqnum <= seen]
 
 
-def copied_letter(letter: Letter) -> bytes:
-    """The record of a message in the inbox of a fork: it reads as it did where it came from."""
-    return encode_note(letter.note, letter.time_us, letter.stood_at or letter.seqnum)
+def copied_letter(letter: Letter, requests: Collection[str]) -> bytes:
+    """The record of a message in the inbox of a fork: it reads as it did where it came from.
+
+    `requests`: under what names a limit knew the workflow there. The fork has another name, so a decision that has
+    cancelled the workflow becomes a request to cancel.
+    """
+    note = letter.note
+    if isinstance(note, Admission) and (why := reason_of(note, requests)) is not None:
+        note = CancelRequested(why)
+    return encode_note(note, letter.time_us, letter.stood_at or letter.seqnum)
 
 
 def copied_journal(

@@ -7,14 +7,15 @@ behind the read. Else it ends there, and what was recorded after it is not check
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
 
 from boki.extending import Function
 from boki.libs.bokiflow.body import Body
-from boki.libs.bokiflow.inbox import Letter, is_forgotten, letter_of
+from boki.libs.bokiflow.gates.records import Admission
+from boki.libs.bokiflow.inbox import Letter, heard_of, letter_of
 from boki.libs.bokiflow.joins import JoinRecord
 from boki.libs.bokiflow.loop import FlowFuture
 from boki.libs.bokiflow.machine import Machine
@@ -53,9 +54,11 @@ async def check(workflow: Runnable, recorded: Recorded) -> Checked:
     begun_with = history.continued.payload if history.continued is not None else recorded.payload
     arguments = Function.of(workflow).arguments(begun_with or NO_PAYLOAD)  # type: ignore[arg-type]
     letters = _letters(recorded)
+    if not history.has_begun and _was_refused(letters, history.requests(recorded.invocation)):
+        return Checked(diverged=None, replayed=0, recorded=0, unread="")
     body = Body(history.scopes(recorded.invocation), recorded.id, recorded.book, workflow.fn, arguments)
     _join(body, recorded)
-    machine, context = prepared(body, workflow.name, history)
+    machine, context = prepared(body, workflow.name, history, recorded.invocation)
     reads = recorded.reads or Reads(end=0)
     way = KnownWay(recorded.book, reads)
 
@@ -105,6 +108,12 @@ def _answer(machine: Machine, way: KnownWay, end: int) -> str:
     return ""
 
 
+def _was_refused(letters: Iterable[Letter], requests: frozenset[str]) -> bool:
+    """Whether a limit did not let it begin."""
+    decided = (letter.note for letter in letters)
+    return any(isinstance(note, Admission) and not requests.isdisjoint(dict(note.refused)) for note in decided)
+
+
 def _join(body: Body, recorded: Recorded) -> None:
     """Have it work in the transaction of its parent, if it has joined that."""
     first = CODEC.own(recorded.inbox[0].data) if recorded.inbox else None
@@ -121,6 +130,6 @@ def _letters(recorded: Recorded) -> deque[Letter]:
         letter = letter_of(one.data, one.seqnum, one.time_us)
         if letter is None or letter.seqnum <= history.cursor or letter.seqnum in taken:
             continue
-        if not is_forgotten(letter, history.forgotten):
-            letters.append(letter)
+        if (heard := heard_of(letter, history.forgotten)) is not None:
+            letters.append(heard)
     return letters

@@ -82,8 +82,7 @@ class Execution:
         self._keep_s = keep_s
         self._clock: FlowClock = clock_of(ctx)
         self._outer: Variables = copy_context()
-        self.machine, self._inner = prepared(body, name, history)
-        self.machine.mailbox.request = f"{self._id}:{life:x}"
+        self.machine, self._inner = prepared(body, name, history, self._id)
         tag, writer = journal_tag(self._id), WRITER_NAMES.getrandbits(32)
         self.journal = JournalWriter(
             ctx.logbook, tag, history, writer, life, self._on_journal, run=ctx.run_number, in_turn=in_turn

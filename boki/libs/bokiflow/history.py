@@ -51,6 +51,11 @@ def life_of(start: str) -> int:
     return int.from_bytes(blake2b(start.encode(), digest_size=4).digest(), "big")
 
 
+def request_of(run: str, life: int) -> str:
+    """Names the request of that life to begin."""
+    return f"{run}:{life:x}"
+
+
 def number_of(fact: Fact) -> int | None:
     """The number of the command that a fact is about; None: it is about none."""
     return fact.n if isinstance(fact, Done | Fired | Intended | Retrying | Beat) else None
@@ -106,6 +111,8 @@ class History:
         forgotten by a rewind, or sent to an earlier life.
         """
         self._scopes: tuple[tuple[int, str], ...] = ()
+        self._lives: set[int] = set()
+        """The lives that this history is of: a rewind continues with what earlier ones have recorded."""
         self._heard = 0
         """The seqnum up to which the lives so far have read the inbox: a later life begins behind it."""
         self.has_ended = False
@@ -148,6 +155,7 @@ class History:
             self._last_life = entry.life
             self._begin_life(before)
             self._clear(entry.began_us)
+        self._lives.add(entry.life)
         self.progress_run = entry.progress_run
         self._heard = max(self._heard, entry.seen, seqnum if isinstance(entry.fact, Ended) else 0)
         match entry.fact:
@@ -175,6 +183,7 @@ class History:
         or to pause that stood in front of their last record: those were for the life that made it.
         """
         self.continued = None
+        self._lives.clear()
         self.progress_run = 0
         self.cursor = self._heard
         self.forgotten = [(self.cursor, before)] if before > self.cursor else []
@@ -223,6 +232,10 @@ class History:
     def life(self) -> int:
         """Whose history this is."""
         return self._last_life if self._life is None else self._life
+
+    def requests(self, run: str) -> frozenset[str]:
+        """Under what names a limit knows this history: see `boki.libs.bokiflow.gates.records.Asked`."""
+        return frozenset(request_of(run, life) for life in (*self._lives, self.life))
 
     def scopes(self, run: str) -> Scopes:
         """Names what the commands of this journal number: they are numbered again in each life and each

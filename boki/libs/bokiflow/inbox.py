@@ -8,8 +8,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
+import msgspec
+
 from boki import BokiError, LogBook
-from boki.libs.bokiflow.gates.records import Asked, GateKept
+from boki.libs.bokiflow.gates.records import Admission, Asked, GateKept
 from boki.libs.bokiflow.locks.state import Queued
 from boki.libs.bokiflow.records import CancelRequested, Note, Paused, Resumed, message_of
 from boki.libs.fold.retrying import until_answered
@@ -38,10 +40,20 @@ def letter_of(data: bytes, seqnum: int, time_us: int) -> Letter | None:
     return Letter(seqnum, message.at_us or time_us, message.note, message.stood_at)
 
 
-def is_forgotten(letter: Letter, forgotten: Sequence[tuple[int, int]]) -> bool:
-    """Whether this request is not for the life that reads: see `History.forgotten`."""
-    is_request = isinstance(letter.note, CancelRequested | Paused | Resumed)
-    return is_request and any(low < letter.seqnum < high for low, high in forgotten)
+def heard_of(letter: Letter, forgotten: Sequence[tuple[int, int]]) -> Letter | None:
+    """The message as the life that reads hears it; None: it is a request that is not for that: see `History.forgotten`.
+
+    A limit may have let one workflow begin and cancelled another one in one record: only the second part is forgotten.
+    """
+    if not any(low < letter.seqnum < high for low, high in forgotten):
+        return letter
+    match letter.note:
+        case CancelRequested() | Paused() | Resumed():
+            return None
+        case Admission() as decided:
+            return letter._replace(note=msgspec.structs.replace(decided, cancelled=()))
+        case _:
+            return letter
 
 
 class InboxReader:
@@ -113,10 +125,11 @@ class InboxReader:
             letter = letter_of(record.data, record.seqnum, record.time)
             if letter is None or record.seqnum < self.next_start or record.seqnum in self._taken:
                 continue
-            if is_forgotten(letter, self._forgotten):
+            heard = heard_of(letter, self._forgotten)
+            if heard is None:
                 self.passed.append(letter.seqnum)
             else:
-                self.letters.append(letter)
+                self.letters.append(heard)
         if page.records:
             self.next_start = max(self.next_start, page.records[-1].next_seqnum)
         return bool(page.records)

@@ -24,7 +24,7 @@ from typing import Any, Final, Protocol, assert_never, get_type_hints
 
 from boki import InvalidArgument, TooLarge
 from boki.extending import Failure, Payload, ValueCodec, codec_for, decode_any, encode_any, failure_of
-from boki.libs.bokiflow.gates.records import Admission
+from boki.libs.bokiflow.gates.records import Admission, reason_of
 from boki.libs.bokiflow.locks.held import Locks
 from boki.libs.bokiflow.locks.state import Freed, Wanted
 from boki.libs.bokiflow.loop import FlowFuture, FlowLoop, FlowTask
@@ -81,8 +81,8 @@ class Mailbox:
         self._update_handlers: dict[str, tuple[Handler, Validator | None]] = {}
         self.queries: dict[str, Handler] = {}
         self.locks = Locks(loop)
-        self.request = ""
-        """What this life of the workflow is called by what limits it."""
+        self.requests: frozenset[str] = frozenset()
+        """What the lives of the workflow's history are called by what limits it."""
         self._running: dict[FlowTask[Any], str] = {}
         self._answered: set[str] = set()
         self._taken: set[int] = set()
@@ -113,7 +113,7 @@ class Mailbox:
             case Wanted() | Freed():
                 self.locks.deliver(stood_at, note)
             case Admission():
-                why = dict(note.cancelled).get(self.request)
+                why = reason_of(note, self.requests)
                 if why is not None:
                     self._ask_to_end(seqnum, note, why)
             case Paused() | Resumed():

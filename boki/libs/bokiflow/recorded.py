@@ -9,8 +9,8 @@ from typing import Final
 
 import msgspec
 
-from boki import CorruptData, LogBook, Record, Trimmed
-from boki.extending import Payload
+from boki import CallCancelled, CorruptData, LogBook, Record, Trimmed
+from boki.extending import OVER, Payload
 from boki.libs.bokiflow.history import History
 from boki.libs.bokiflow.machine import Machine
 from boki.libs.bokiflow.reads import NotingWay, Reads
@@ -40,6 +40,7 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     invocation: str
     book: str
     has_ended: bool
+    """Whether its body has ended: see `body_has_ended`."""
     payload: Payload | None
     """What it was started with; None: nothing."""
     journal: tuple[RecordedRecord, ...]
@@ -54,6 +55,13 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
             found.fold(record.data, record.seqnum)
         found.settle()
         return found
+
+
+def body_has_ended(state: str, failure: str) -> bool:
+    """Whether the body of a workflow has ended, by the state of that and the code of its failure: a kill ends the
+    workflow alone.
+    """
+    return state in OVER and failure != CallCancelled.code
 
 
 def encode(recorded: Recorded) -> bytes:

@@ -56,9 +56,10 @@ async def read_history(logbook: LogBook, tag: str, life: int | None = None) -> H
             history.fold(record.data, record.seqnum)
 
 
-def prepared(body: Body, name: str, history: History) -> tuple[Machine, Variables]:
-    """A machine for the body, and the context that the body is to run in."""
+def prepared(body: Body, name: str, history: History, run: str) -> tuple[Machine, Variables]:
+    """A machine for the body, and the context that the body is to run in. `run` is the workflow's invocation id."""
     machine = body.machine = Machine(name, history, body.run)
+    machine.mailbox.requests = history.requests(run)
     context = copy_context()
     context.run(STARTER.set, body.start_step)
     context.run(BODY.set, body)
@@ -156,7 +157,7 @@ async def at_the_end(
     base = await read_base(logbook, invocation_id)
     if base is not None:
         join(body, base)
-    machine, context = prepared(body, workflow.name, history)
+    machine, context = prepared(body, workflow.name, history, invocation_id)
 
     def hand_over(letter: Letter) -> None:
         machine.deliver(*letter)

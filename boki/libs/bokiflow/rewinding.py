@@ -159,9 +159,9 @@ async def _copy_inbox(
     taken = history.continued.taken if history.continued is not None else ()
     inbox = InboxReader(logbook, inbox_tag(run), history.cursor, taken, lambda: None, history.forgotten)
     await inbox.read_to_end()
-    letters = letters_for(history, branch, inbox.letters)
+    letters, requests = letters_for(history, branch, inbox.letters), history.requests(run)
     moved: list[tuple[int, int]] = []
-    for some in _groups([copied_letter(letter) for letter in letters]):
+    for some in _groups([copied_letter(letter, requests) for letter in letters]):
         records = [(data, [inbox_tag(new_run)]) for data in some]
         append = partial(logbook.append_many, records, key=f"{start} {len(moved)}")
         seqnums = await until_answered(append, "a copy of messages")

@@ -29,6 +29,7 @@ from boki.libs.bokiflow.joining import came_of
 from boki.libs.bokiflow.records import entry_of, inbox_tag, journal_tag
 from boki.libs.bokiflow.refusals import Diverged, Unreadable
 from boki.libs.bokiflow.replaying import Runnable, ask_query, join, read_base, read_history
+from boki.libs.bokiflow.rewinding import FORKED_FROM
 from boki.libs.bokiflow.run_time import GIVES_WAY, RunTime
 from boki.libs.bokiflow.schedules.attendant import attend_schedule
 from boki.libs.bokiflow.sweeping import Sweeps, kept_s, place_of
@@ -74,8 +75,8 @@ async def _run(ctx: Context, workflow: Limited, arguments: tuple[Any, ...], run_
     life = _life(ctx)
     flow_id = ctx.invocation_id if chosen is None or not chosen.name else chosen.name
     tag = journal_tag(ctx.invocation_id)
-    has_history = chosen is not None and (chosen.if_ended in _AGAIN or bool(chosen.copies))
     attributes = {} if chosen is None else chosen.attributes
+    has_history = chosen is not None and (chosen.if_ended in _AGAIN or bool(chosen.copies) or FORKED_FROM in attributes)
     limit = limit_of(attributes, workflow.limit)
     _check_try(ctx, needs_log=has_history or limit is not None or JOINS in attributes)
     is_first = ctx.run_number == 1 and not has_history

@@ -19,9 +19,9 @@ from boki.errors import BokiError, ConfigError
 from boki.libs.bokiflow.checking import check
 from boki.libs.bokiflow.face.commands import Book, Id, Name, app
 from boki.libs.bokiflow.face.requests import Flows
-from boki.libs.bokiflow.recorded import Recorded, decode, encode, record
+from boki.libs.bokiflow.recorded import Recorded, body_has_ended, decode, encode, record
 from boki.libs.bokiflow.workflows import Workflow
-from boki.protocol.calls import OVER, Payload
+from boki.protocol.calls import Payload
 
 __all__ = ["app"]
 
@@ -68,7 +68,7 @@ def record_history(
     async def read() -> Recorded:
         async with connect_async(url, token) as client:
             logbook = client.logbook(workflow["book"])
-            has_ended = workflow["state"] in OVER
+            has_ended = body_has_ended(workflow["state"], workflow.get("error", {}).get("code", ""))
             id_ = workflow["invocation"]
             return await record(logbook, name, flow_id, id_, has_ended=has_ended, payload=given, code=code)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import msgspec
 
 from boki.libs.bokiflow.gates.spec import Limit
@@ -31,6 +33,11 @@ class Admission(msgspec.Struct, frozen=True, array_like=True, tag=2):
     cancelled: tuple[tuple[str, str], ...] = ()
     ended: tuple[str, ...] = ()
     ends_from: int = 0
+
+
+def reason_of(decided: Admission, requests: Collection[str]) -> str | None:
+    """Why the decision cancels the workflow that has asked so; None: it does not."""
+    return next((why for request, why in decided.cancelled if request in requests), None)
 
 
 class Waiting(msgspec.Struct, frozen=True, array_like=True):
