@@ -11,8 +11,11 @@ from tests.libs.bokiflow.classes import (
     CASES,
     Case,
     bodies,
+    bodies,
+    branches,
     calls,
     control,
+    ids,
     limits,
     messages,
     plain,
@@ -21,15 +24,19 @@ from tests.libs.bokiflow.classes import (
     schedules,
     state,
     steps,
+    stopping,
     time,
     values,
+    versions,
 )
 from tests.libs.bokiflow.modes import EIGHT, MODES, Mode, all_of, sample_of, wants_all
 
 assert [
     bodies,
+    branches,
     calls,
     control,
+    ids,
     limits,
     messages,
     plain,
@@ -38,8 +45,10 @@ assert [
     schedules,
     state,
     steps,
+    stopping,
     time,
     values,
+    versions,
 ]  # their cases are in the list
 
 SPINNING = "handlers_take_turns"

@@ -53,12 +53,15 @@ DONE: dict[str, str] = {}
 """What was done under which step key: an effect that takes a key."""
 BODIES: Counter[str] = Counter()
 """How often which body of a step ran."""
+BROKEN: set[str] = set()
+"""What fails, as long as it is in here."""
 
 
 def forget() -> None:
     """Before each run of a case."""
     DONE.clear()
     BODIES.clear()
+    BROKEN.clear()
 
 
 def done() -> Counter[str]:
