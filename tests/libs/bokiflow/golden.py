@@ -1,12 +1,14 @@
-"""Workflows whose histories are kept in `histories`, one for each feature: later versions of Boki must replay them.
+"""Workflows whose histories are kept in `histories/RELEASE`, one for each feature and release: later versions of Boki
+must replay them.
 
-`python -m tests.libs.bokiflow.golden` records those that are missing. What exists is never recorded again: a history
-that does not replay any more is a workflow of a user that an upgrade would pause.
+`python -m tests.libs.bokiflow.golden` records those that are missing of the version in `pyproject.toml`. What exists is
+never recorded again: a history that does not replay any more is a workflow of a user that an upgrade would pause.
 """
 
 from __future__ import annotations
 
 import asyncio
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,11 @@ import boki.testing
 from boki import BokiError, Retry
 from boki.extending import Function, calls_reporting_to, ends_of
 from boki.libs.bokiflow import Handle, Limit, OutcomeUnknown, StepFailed, Workflow, flow, step, workflow
-from boki.libs.bokiflow.recorded import Recorded, encode, record
+from boki.libs.bokiflow.recorded import Recorded, body_has_ended, encode, record
+from tests.libs.bokiflow import golden_attendants
 from tests.libs.bokiflow.golden_blocking import blocking, halve
 from tests.libs.bokiflow.golden_state import cond_writes, joined, joins, log_reads, store_reads, transaction
+from tests.libs.bokiflow.golden_steered import FAILING, STEERED, steer
 
 FOLDER = Path(__file__).parent / "histories"
 
@@ -262,9 +266,31 @@ FEATURES: dict[str, Workflow[int, Any]] = {
         *(locks, writes, limited, cancels, rewound),
         *(heartbeats, step_timeouts, signal_handlers, scheduled),
         *(transaction, store_reads, log_reads, cond_writes, joins, joined),
+        *STEERED,
     )
 }
 """Each is started with 3."""
+FIRST = "0.1.0"
+SINCE: dict[str, str] = {}
+"""The release that has brought a feature, or an attendant, if that is not the first one."""
+
+
+def release_now() -> str:
+    """The version that this code is, or will be released as."""
+    pyproject = Path(__file__).parents[3] / "pyproject.toml"
+    version: str = tomllib.loads(pyproject.read_text())["project"]["version"]
+    return version
+
+
+def files_of(release: str) -> list[str]:
+    """The names of the files that the folder of this release has."""
+    names = [*FEATURES, *(f"{kind}.attendant" for kind in golden_attendants.ATTENDANTS)]
+    return [f"{name}.json" for name in names if parts_of(SINCE.get(name, FIRST)) <= parts_of(release)]
+
+
+def parts_of(release: str) -> tuple[int, ...]:
+    """By which releases are ordered."""
+    return tuple(map(int, release.split(".")))
 
 
 async def recorded(name: str) -> Recorded:
@@ -272,18 +298,20 @@ async def recorded(name: str) -> Recorded:
     async with boki.testing.context() as ctx:
         handle = await _begun(ctx, name)
         await _say(handle)
+        handle = await steer(ctx, handle)
         try:
             await handle.result()
         except BokiError:
-            assert name in ("compensations", "cancels")
+            assert name in ("compensations", "cancels", *FAILING)
         flow_id, run = handle.id, handle.invocation_id
         if name == "joined":
             [run] = await calls_reporting_to(ctx.logbook_named(ends_of(run).book), run)
             flow_id = run
+        state = await handle.status()
         return await record(
-            ctx.logbook_named((await handle.status()).book),
+            ctx.logbook_named(state.book),
             *(name, flow_id, run),
-            has_ended=True,
+            has_ended=body_has_ended(state.status, "" if state.failure is None else state.failure.code),
             payload=Function.of(FEATURES[name]).encode_payload(3),
             code=FEATURES[name],
         )
@@ -296,18 +324,26 @@ async def _begun(ctx: boki.testing.Context, name: str) -> Handle[Any]:
         handle = scheduled.handle(ctx, await schedule.trigger(key="now"))
         await ctx.clock.advance(1)
         return handle
+    if name == "refused":
+        await FEATURES[name].start(ctx, 3, id="the first")
+        await ctx.clock.advance(1)
     if name == "log_reads":
         await ctx.logbook.append(b"7", ["notes"])
     return await FEATURES["joins" if name == "joined" else name].start(ctx, 3, id="golden")
 
 
 async def _record_missing() -> None:
+    folder = FOLDER / release_now()
+    folder.mkdir(parents=True, exist_ok=True)
     for name in FEATURES:
-        path = FOLDER / f"{name}.json"
+        path = folder / f"{name}.json"
         if not path.exists():
             path.write_bytes(encode(await recorded(name)))
+    for kind in golden_attendants.ATTENDANTS:
+        path = folder / f"{kind}.attendant.json"
+        if not path.exists():
+            path.write_bytes(golden_attendants.encode(await golden_attendants.followed(kind)))
 
 
 if __name__ == "__main__":
-    FOLDER.mkdir(exist_ok=True)
     asyncio.run(_record_missing())

@@ -14,7 +14,7 @@ from boki.libs.bokiflow import Workflow, flow, step, workflow
 from boki.libs.bokiflow.checking import check
 from boki.libs.bokiflow.recorded import Recorded, decode, encode, record
 from boki.libs.bokistore import Store
-from tests.libs.bokiflow.golden import FEATURES, FOLDER, put, recorded
+from tests.libs.bokiflow.golden import FEATURES, FIRST, FOLDER, put, recorded
 from tests.libs.bokiflow.golden_state import triple
 
 
@@ -24,15 +24,6 @@ async def check_whole(code: Workflow[Any, Any], found: Recorded) -> None:
     assert checked.diverged is None
     assert checked.is_whole
     assert checked.replayed == checked.recorded
-
-
-@pytest.mark.parametrize("name", sorted(FEATURES))
-async def test_golden_histories_replay(name: str) -> None:
-    """One for each feature, as the version recorded it that brought the feature."""
-    path = FOLDER / f"{name}.json"
-    found = decode(path.read_bytes(), path.name)
-    assert found.journal
-    await check_whole(FEATURES[name], found)
 
 
 @pytest.mark.parametrize("name", sorted(FEATURES))
@@ -120,7 +111,7 @@ async def does_nothing(n: int) -> int:
 @pytest.mark.parametrize(("code", "does"), [(puts_instead, "started put#0"), (does_nothing, "did not start it")])
 async def test_an_intent_without_an_outcome_is_compared(code: Workflow[int, int], does: str) -> None:
     """A step that runs at most once may have run: code that does not start it is found."""
-    path = FOLDER / "at_most_once.json"
+    path = FOLDER / FIRST / "at_most_once.json"
     whole = decode(path.read_bytes(), path.name)
     begun = msgspec.structs.replace(whole, journal=whole.journal[:1], has_ended=False)
     await check_whole(FEATURES["at_most_once"], begun)
