@@ -37,7 +37,7 @@ async def tell(_ctx: Context, n: int) -> int:
 async def forked(n: int) -> list[int]:
     found = [await half(n)]
     found += [await half(await flow.receive("more")) for _ in range(2)]
-    return found
+    return [*found, await half(flow.uuid().int % 1_000)]
 
 
 @workflow
