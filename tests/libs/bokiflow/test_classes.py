@@ -11,7 +11,6 @@ from tests.libs.bokiflow.classes import (
     CASES,
     Case,
     bodies,
-    bodies,
     branches,
     calls,
     control,
