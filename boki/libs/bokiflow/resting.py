@@ -47,7 +47,7 @@ async def what_wakes(
         last = await ctx.logbook_named(ends.book).check_tail(ends.tag)
         wakes.append(ends_of(run, last.next_seqnum if last is not None else 0))
         known = CallsById(ctx)
-        for work in calls:
-            if await has_ended(known, work.invocation_id) is not False:
+        for work in calls:  # of one that is only started no end is waited for, which might never come
+            if not work.awaits or await has_ended(known, work.invocation_id) is not False:
                 return None
     return Waits(wakes, ", ".join(found.note(key) for key, found in ahead))

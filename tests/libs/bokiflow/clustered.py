@@ -6,6 +6,7 @@ Virtual time passes there as in the simulator, a second in some milliseconds: it
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from threading import Thread
@@ -22,6 +23,7 @@ from boki.log.operations import Answer, Operation
 from boki.protocol.calls import OVER, Call, CallChange, InvocationState, Payload
 from boki.verify.sim import calls, flow_work, hearing
 from boki.verify.sim.clockwork import START_US
+from boki.verify.sim.faults import Faults
 from boki.verify.sim.flows import _CallsOfUser
 from boki.verify.sim.loops import SimulatedLoop
 from boki.verify.sim.options import Options
@@ -164,18 +166,25 @@ class _Learning(CallState):
 
 
 def run_clustered(
-    work: Callable[[Any], Awaitable[None]], options: Options = CLUSTER, book: str = "test", crash_us: int = 0
-) -> None:
-    """Do the work with a context on a cluster of its own. Raises what it raises, and `TooLong`.
+    work: Callable[[Any], Awaitable[None]],
+    options: Options = CLUSTER,
+    book: str = "test",
+    crash_us: int = 0,
+    zombies: float = 0.0,
+) -> Counter[str]:
+    """Do the work with a context on a cluster of its own; what situations it has met. Raises what the work raises, and
+    `TooLong`.
 
-    `crash_us`: an engine crashes this long after the cluster is ready, and is back a second later.
+    `crash_us`: an engine crashes this long after the cluster is ready, and is back a second later. The faults of the
+    options strike from then on, until `chaos_us` have passed. `zombies`: how often a workflow runs in a second worker
+    as well, which its engine believes to be gone.
     """
     with ExitStack() as stack:
         stack.enter_context(patch.dict(flow_work.WORKFLOWS))
         stack.enter_context(patch.dict(flow_work.WORKFLOWS_INFO))
         stack.enter_context(patch.object(flow_work, "CallState", _Learning))
         stack.enter_context(patch.object(SimulatedLoop, "run_in_executor", _run_in_thread))
-        stack.enter_context(patch.object(calls, "_ZOMBIES", 0.0))
+        stack.enter_context(patch.object(calls, "_ZOMBIES", zombies))
         if options is ALONE:
             stack.enter_context(patch.object(calls, "_RUNNING", 1))
         WRITER_NAMES.seed(options.seed)
@@ -191,6 +200,8 @@ def run_clustered(
             engine = _engines(simulation)[0]
             clock.after(crash_us, engine.crash)
             clock.after(crash_us + _DOWN_US, engine.start)
+        if options.faults:
+            clock.after(options.chaos_us, Faults(simulation).end)
         while not task.done():
             clock.run_until(clock.now_us + _STEP_US, task.done)
             if clock.now_us - START_US > LONGEST_S * 1e6:
@@ -201,6 +212,7 @@ def run_clustered(
         clock.run_until(clock.now_us)
         assert simulation.raised == []
         task.result()
+        return clock.seen
 
 
 async def _run(work: Callable[[Any], Awaitable[None]], context: ClusterContext) -> None:

@@ -1,14 +1,19 @@
-"""Random workflow programs whose outcome is known beforehand: steps, timers, children, signals, cancellations, nested.
+"""Random workflow programs: steps, timers, children, messages, sagas that are cancelled, rounds, and all of it nested.
 
-A program is a list: its kind, then its parts. `outcome` says what it returns, `labels` what effects it has.
+A program is a list: its kind, then its parts. What it returns, and what effects it has, is predicted by
+`program_outcomes`; `program_runs` says to it what it is to be told, and compares.
+
+Some kinds are whole workflows: `saga`, which compensates its parts unless it returns, and `rounds`, which continues as
+new after each part. They stand at the top, and in a `child` or what is `left`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from random import Random
-from typing import Any
+from typing import Any, Final
 
+from boki import BokiError, FunctionFailed
 from boki.libs.bokiflow import StepFailed, flow, step, workflow
 from boki.libs.bokiflow.hooks import Hooks
 from tests.libs.bokiflow.crashes import timer
@@ -16,7 +21,10 @@ from tests.libs.bokiflow.crashes import timer
 Program = list[Any]
 
 EFFECTS: dict[str, list[str]] = {}
-"""What was done, by key: the labels of each time."""
+"""What was done, by key: the labels of each time. Keys stand in the order in which they were used first."""
+
+WRONG: Final = "wrong"
+"""The payload of an update that its validator refuses."""
 
 
 @step
@@ -51,7 +59,47 @@ async def break_off(label: str) -> str:
 @workflow
 async def run_program(program: Program) -> Any:
     """Carries out a program."""
-    return await carry_out(program)
+    kind, *parts = program
+    match kind:
+        case "saga":
+            return await run_saga(*parts)
+        case "rounds":
+            return await run_round(program)
+        case _:
+            found = await carry_out(program)
+    await flow.wait_for(flow.all_handlers_finished)
+    return found
+
+
+async def run_saga(label: str, ending: str, *parts: Program) -> Any:
+    """Each part has a compensation. If it does not return or fail by itself, it rests until it is ended."""
+    found = []
+    for number, part in enumerate(parts):
+        if part[0] != "within":
+            found.append(await carry_out(part))
+            flow.compensate(act, f"undo {label} {number}")
+    await flow.wait_for(flow.all_handlers_finished)
+    match ending:
+        case "returns":
+            return found
+        case "fails":
+            raise ValueError(label)
+    await act(f"{label} rests")
+    if parts and parts[-1][0] == "within":
+        await flow.call(run_program, parts[-1][1], id=parts[-1][1][1])
+    return await asyncio.Event().wait()
+
+
+async def run_round(program: Program) -> Any:
+    """Carry out the first part that is not known yet, with an item that belongs to the id; then continue as new."""
+    kind, label, has_items, *parts = program
+    number = next(number for number, part in enumerate(parts) if part[0] != "known")
+    item = await flow.receive(f"items of {label}") if has_items else None
+    parts[number] = ["known", [item, await carry_out(parts[number])]]
+    await flow.wait_for(flow.all_handlers_finished)
+    if number + 1 < len(parts):
+        flow.continue_as_new([kind, label, has_items, *parts])
+    return [part[1] for part in parts]
 
 
 async def carry_out(program: Program) -> Any:
@@ -73,8 +121,28 @@ async def carry_out(program: Program) -> Any:
             return None
         case "receive":
             return await flow.receive(parts[0])
+        case "update":
+            return await updated(parts[0])
+        case "promise":
+            return await promised(parts[0])
         case "child":
-            return await flow.call(run_program, parts[0])
+            return await called(*parts)
+        case "left":
+            return await leave(*parts)
+        case "late":
+            try:
+                async with asyncio.timeout(parts[0]):
+                    await asyncio.Event().wait()
+            except TimeoutError:
+                return "late"
+        case _:
+            return await combine(kind, parts)
+    return None
+
+
+async def combine(kind: str, parts: list[Program]) -> Any:
+    """Programs that are made of others."""
+    match kind:
         case "sequence":
             return [await carry_out(part) for part in parts]
         case "together":
@@ -86,12 +154,6 @@ async def carry_out(program: Program) -> Any:
         case "in time":
             async with asyncio.timeout(1e9):
                 return await carry_out(parts[0])
-        case "late":
-            try:
-                async with asyncio.timeout(parts[0]):
-                    await asyncio.Event().wait()
-            except TimeoutError:
-                return "late"
         case "cancelled":
             task = asyncio.create_task(timer(1e9))
             found = await carry_out(parts[0])
@@ -102,7 +164,6 @@ async def carry_out(program: Program) -> Any:
             return await locked(parts)
         case _:
             raise AssertionError(kind)
-    return None
 
 
 async def locked(parts: list[Program]) -> list[Any]:
@@ -117,65 +178,49 @@ async def locked(parts: list[Program]) -> list[Any]:
     return said
 
 
-def outcome(program: Program) -> Any:
-    """What the program returns."""
-    kind, *parts = program
-    match kind:
-        case "act" | "put":
-            return parts[0]
-        case "compute":
-            return parts[0] ** 2
-        case "fail" | "break off":
-            return f"ValueError {parts[0]}"
-        case "sleep":
-            return None
-        case "receive":
-            return f"said {parts[0]}"
-        case "late":
-            return "late"
-        case "child" | "in time" | "cancelled":
-            return outcome(parts[0])
-        case _:
-            return [outcome(part) for part in parts]
+async def updated(name: str) -> str:
+    """Wait for an update; its handler has an effect, and its answer says of what."""
+    said: list[str] = []
+
+    def check(payload: str) -> None:
+        if payload == WRONG:
+            raise ValueError(payload)
+
+    async def answer(payload: str) -> str:
+        done = await act(f"update {name}")
+        said.append(payload)
+        return f"{done}: {payload}"
+
+    flow.on_update(name, answer, validator=check)
+    await flow.wait_for(lambda: bool(said))
+    return said[0]
 
 
-def atoms(program: Program, *kinds: str) -> list[Any]:
-    """The first parts of all atoms of these kinds."""
-    kind, *parts = program
-    own = [parts[0]] if kind in kinds else []
-    return own + [found for part in parts if isinstance(part, list) for found in atoms(part, *kinds)]
+async def promised(name: str) -> str:
+    """The value of a promise, or the error that it is rejected with."""
+    try:
+        return str(await flow.promise(name))
+    except FunctionFailed as error:
+        return f"rejected: {error}"
 
 
-class Generator:
-    """Makes programs by a seed."""
+async def called(label: str, program: Program) -> Any:
+    """What a child returns, or how it ends. Without a label it has no id that anybody could know."""
+    try:
+        return await flow.call(run_program, program, id=label or None)
+    except BokiError as error:
+        return ending_of(error)
 
-    def __init__(self, seed: int, longest_s: float = 1e9, *, threads: bool = True) -> None:
-        """`longest_s`: no timer is longer. `threads`: some steps run in one."""
-        self.rng = Random(seed)
-        self._longest_s = longest_s
-        self._failing = "fail" if threads else "break off"
-        self._count = 0
 
-    def program(self, depth: int = 3, *, is_child: bool = False) -> Program:
-        """A program; children receive no signals, because nobody knows their ids."""
-        rng = self.rng
-        self._count += 1
-        label = f"#{self._count}"
-        if depth == 0 or rng.random() < 0.3:
-            atoms: list[Program] = [
-                ["act", label],
-                ["put", label],
-                ["compute", self._count],
-                [self._failing, label],
-                ["sleep", min(rng.choice([0.0, 0.05, 1.0, 60.0, 86_400.0]), self._longest_s)],
-                ["late", min(rng.choice([0.05, 5.0, 3_600.0]), self._longest_s)],
-            ]
-            return rng.choice(atoms if is_child else [*atoms, ["receive", label]])
-        kind = rng.choice(["sequence", "sequence", "together", "group", "in time", "cancelled", "locked", "child"])
-        if kind == "child":
-            return [kind, self.program(depth - 1, is_child=True)]
-        count = 1 if kind in ("in time", "cancelled") else rng.randint(1, 4)
-        return [kind, *(self.program(depth - 1, is_child=is_child) for _ in range(count))]
+async def leave(label: str, policy: str, is_awaited: bool, saga: Program) -> str:
+    """Start a saga that rests, and leave it behind, as soon as it rests or at once."""
+    await flow.start(run_program, saga, id=label, parent_close=policy)  # type: ignore[arg-type] # it is one of those
+    return str(await flow.receive(f"{label} is resting")) if is_awaited else "left"
+
+
+def ending_of(error: BokiError) -> str:
+    """How a workflow has ended that raised this."""
+    return str(error.details.get("error_type") or error.code)
 
 
 class Mishaps(Hooks):

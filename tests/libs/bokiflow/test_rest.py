@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 import boki.testing
 from boki import Retry
+from boki.extending import CallsById
 from boki.libs.bokiflow import flow, step, workflow
 from boki.libs.bokiflow.asking import Question
 from boki.libs.bokiflow.execution import Execution
@@ -123,3 +125,34 @@ async def test_a_message_that_comes_when_nothing_is_to_be_done(
     monkeypatch.setattr(Execution, "_try_to_rest", late)
     await boki_context.clock.advance(100)
     assert (await handle.status()).status == "cancelled"
+
+
+@workflow
+async def waits_forever() -> None:
+    await flow.receive("never")
+
+
+@workflow
+async def leaves() -> str:
+    await flow.start(waits_forever, parent_close="abandon")
+    return "left"
+
+
+async def test_the_start_of_a_child_that_is_answered_late(
+    boki_context: boki.testing.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cluster seed 33 of random programs: the child was there when the workflow had waited 0.3 s for the answer of its
+    start, so the workflow was suspended until the end of the child, for which it does not wait, and which never came.
+    """
+    handle = await leaves.start(boki_context)
+    start = CallsById.start
+
+    async def slowly(self: CallsById, *arguments: Any, **options: Any) -> Any:
+        begun = await start(self, *arguments, **options)
+        await passes(boki_context, 2)
+        return begun
+
+    monkeypatch.setattr(CallsById, "start", slowly)
+    await boki_context.clock.advance(100)
+    assert (await handle.status()).status == "done"
+    assert await handle.result() == "left"
