@@ -19,22 +19,28 @@ A `def` workflow does one thing after the other: what is to run at once belongs 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from datetime import datetime
 from random import Random
 from types import TracebackType
-from typing import Any, Final, Generic, NoReturn, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, ParamSpec, Self, TypeVar, Unpack, overload
 from uuid import UUID
 
 from boki.libs.bokiflow.flowing import Child as WaitingChild
 from boki.libs.bokiflow.flowing import flow as waiting
 from boki.libs.bokiflow.locks.block import HeldLock as WaitingHeldLock
 from boki.libs.bokiflow.threads import asked
-from boki.libs.bokiflow.work import ParentClose
+from boki.libs.bokiflow.work import CallOptions, ParentClose
 from boki.libs.bokistore.paths import Path
+
+if TYPE_CHECKING:
+    from boki.libs.bokiflow.workflows import Workflow
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Pay = TypeVar("Pay")
+C = TypeVar("C")
+"""The context of a function, of either kind."""
 
 
 class Child(Generic[R]):
@@ -135,13 +141,43 @@ class BlockingFlow:
 
         return HeldLock(asked(take, "flow.lock"))
 
-    def run(self, step: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Any:
+    @overload
+    def run(self, step: Callable[P, Coroutine[Any, Any, R]], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+    @overload
+    def run(self, step: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+    def run(self, step: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Run a step of either kind and wait for it."""
         return asked(lambda: waiting.run(step, *args, **kwargs), "flow.run")
+
+    @overload
+    def call(self, target: Workflow[None, R], /, **options: Unpack[CallOptions]) -> R: ...
+
+    @overload
+    def call(self, target: Workflow[Pay, R], payload: Pay, /, **options: Unpack[CallOptions]) -> R: ...
+
+    @overload
+    def call(self, target: Callable[[C], Coroutine[Any, Any, R]], /, **options: Unpack[CallOptions]) -> R: ...
+
+    @overload
+    def call(
+        self, target: Callable[[C, Pay], Coroutine[Any, Any, R]], payload: Pay, /, **options: Unpack[CallOptions]
+    ) -> R: ...
+
+    @overload
+    def call(self, target: Callable[[C], R], /, **options: Unpack[CallOptions]) -> R: ...
+
+    @overload
+    def call(self, target: Callable[[C, Pay], R], payload: Pay, /, **options: Unpack[CallOptions]) -> R: ...
+
+    @overload
+    def call(self, target: str, /, *payload: Any, **options: Unpack[CallOptions]) -> Any: ...
 
     def call(
         self,
         target: Any,
+        /,
         *payload: Any,
         id: str | None = None,  # noqa: A002 - as everywhere
         book: str | None = None,
@@ -150,9 +186,33 @@ class BlockingFlow:
         """See `Flow.call`."""
         return asked(lambda: waiting.call(target, *payload, id=id, book=book, parent_close=parent_close), "flow.call")
 
+    @overload
+    def start(self, target: Workflow[None, R], /, **options: Unpack[CallOptions]) -> Child[R]: ...
+
+    @overload
+    def start(self, target: Workflow[Pay, R], payload: Pay, /, **options: Unpack[CallOptions]) -> Child[R]: ...
+
+    @overload
+    def start(self, target: Callable[[C], Coroutine[Any, Any, R]], /, **options: Unpack[CallOptions]) -> Child[R]: ...
+
+    @overload
+    def start(
+        self, target: Callable[[C, Pay], Coroutine[Any, Any, R]], payload: Pay, /, **options: Unpack[CallOptions]
+    ) -> Child[R]: ...
+
+    @overload
+    def start(self, target: Callable[[C], R], /, **options: Unpack[CallOptions]) -> Child[R]: ...
+
+    @overload
+    def start(self, target: Callable[[C, Pay], R], payload: Pay, /, **options: Unpack[CallOptions]) -> Child[R]: ...
+
+    @overload
+    def start(self, target: str, /, *payload: Any, **options: Unpack[CallOptions]) -> Child[Any]: ...
+
     def start(
         self,
         target: Any,
+        /,
         *payload: Any,
         id: str | None = None,  # noqa: A002 - as everywhere
         book: str | None = None,

@@ -16,7 +16,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from datetime import datetime
 from random import Random
-from typing import Any, Final, Generic, NoReturn, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, ParamSpec, TypeVar, Unpack, overload
 from uuid import UUID
 
 from boki import InvalidArgument, WrongState
@@ -25,10 +25,16 @@ from boki.libs.bokiflow.body import body_of
 from boki.libs.bokiflow.joining import call_in
 from boki.libs.bokiflow.locks.block import FlowLock, check_lock_key
 from boki.libs.bokiflow.state import LOG, STORE, FlowLog, FlowStore, open_transaction
-from boki.libs.bokiflow.work import CallWork, ParentClose
+from boki.libs.bokiflow.work import CallOptions, CallWork, ParentClose
+
+if TYPE_CHECKING:
+    from boki.libs.bokiflow.workflows import Workflow
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Pay = TypeVar("Pay")
+C = TypeVar("C")
+"""The context of a function, of either kind."""
 
 
 class Child(Generic[R]):
@@ -109,9 +115,33 @@ class Flow:
         """Run a step and wait for it. A `def` step runs in a thread, so that it blocks no other workflow."""
         return await body_of("flow.run").step(step, args, kwargs)
 
+    @overload
+    async def call(self, target: Workflow[None, R], /, **options: Unpack[CallOptions]) -> R: ...
+
+    @overload
+    async def call(self, target: Workflow[Pay, R], payload: Pay, /, **options: Unpack[CallOptions]) -> R: ...
+
+    @overload
+    async def call(self, target: Callable[[C], Coroutine[Any, Any, R]], /, **options: Unpack[CallOptions]) -> R: ...
+
+    @overload
+    async def call(
+        self, target: Callable[[C, Pay], Coroutine[Any, Any, R]], payload: Pay, /, **options: Unpack[CallOptions]
+    ) -> R: ...
+
+    @overload
+    async def call(self, target: Callable[[C], R], /, **options: Unpack[CallOptions]) -> R: ...
+
+    @overload
+    async def call(self, target: Callable[[C, Pay], R], payload: Pay, /, **options: Unpack[CallOptions]) -> R: ...
+
+    @overload
+    async def call(self, target: str, /, *payload: Any, **options: Unpack[CallOptions]) -> Any: ...
+
     async def call(
         self,
-        target: Any,
+        target: Callable[..., Any] | str,
+        /,
         *payload: Any,
         id: str | None = None,  # noqa: A002 - as everywhere
         book: str | None = None,
@@ -128,15 +158,43 @@ class Flow:
         def call() -> CallWork:
             return body.call(target, payload, id, awaits=True, parent_close=parent_close, book=book)
 
-        if txn is None or not hasattr(target, "is_workflow"):
+        if txn is None or isinstance(target, str) or not hasattr(target, "is_workflow"):
             return await body.awaited(call())
         if id is not None:
             raise InvalidArgument("a child in a transaction has no id of its own: leave it out, or call it outside")
         return await call_in(body, txn, target, call)
 
+    @overload
+    async def start(self, target: Workflow[None, R], /, **options: Unpack[CallOptions]) -> Child[R]: ...
+
+    @overload
+    async def start(self, target: Workflow[Pay, R], payload: Pay, /, **options: Unpack[CallOptions]) -> Child[R]: ...
+
+    @overload
+    async def start(
+        self, target: Callable[[C], Coroutine[Any, Any, R]], /, **options: Unpack[CallOptions]
+    ) -> Child[R]: ...
+
+    @overload
+    async def start(
+        self, target: Callable[[C, Pay], Coroutine[Any, Any, R]], payload: Pay, /, **options: Unpack[CallOptions]
+    ) -> Child[R]: ...
+
+    @overload
+    async def start(self, target: Callable[[C], R], /, **options: Unpack[CallOptions]) -> Child[R]: ...
+
+    @overload
+    async def start(
+        self, target: Callable[[C, Pay], R], payload: Pay, /, **options: Unpack[CallOptions]
+    ) -> Child[R]: ...
+
+    @overload
+    async def start(self, target: str, /, *payload: Any, **options: Unpack[CallOptions]) -> Child[Any]: ...
+
     async def start(
         self,
-        target: Any,
+        target: Callable[..., Any] | str,
+        /,
         *payload: Any,
         id: str | None = None,  # noqa: A002 - as everywhere
         book: str | None = None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, TypedDict, get_args
 
 from boki.extending import Attribute, Function, decode_any
 from boki.libs.bokiflow.asking import StoreWork
@@ -16,6 +16,16 @@ JOINS: Final = "boki:joins"
 """The attribute of a child that works in the transaction of its parent."""
 ParentClose = Literal["cancel", "kill", "abandon"]
 """The outcome of a child workflow when its parent has ended first: it is asked to cancel, killed, or continues."""
+
+
+class CallOptions(TypedDict, total=False):
+    """Options of `flow.call` and `flow.start`."""
+
+    id: str | None
+    """Of a child workflow; None: it has an id of its own."""
+    book: str | None
+    """The LogBook of the call; None: what the function names, else the workflow's."""
+    parent_close: ParentClose
 
 
 CHILD: Final = "boki:child"

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from functools import partial, update_wrapper
-from typing import Any, Final, Generic, Literal, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Never, TypeVar, cast, overload
 from uuid import uuid4
 
 import msgspec
@@ -104,12 +104,19 @@ class Workflow(Generic[Pay, R]):
     def __repr__(self) -> str:
         return f"<workflow {self.name}>"
 
-    def __call__(self, *_args: object, **_kwargs: object) -> Any:
-        """Refused: a workflow is started, not called."""
-        raise InvalidArgument(
-            f"{self.name} is a workflow, which is started and not called: in a workflow write "
-            f"await flow.call({self.name}, payload), elsewhere await {self.name}.start(ctx, payload)"
-        )
+    if TYPE_CHECKING:
+
+        def __call__(self, *, is_started_and_not_called: Never) -> Any:
+            """No call of it type-checks, and it is no function that takes a context."""
+
+    else:
+
+        def __call__(self, *_args: object, **_kwargs: object) -> Any:
+            """Refused: a workflow is started, not called."""
+            raise InvalidArgument(
+                f"{self.name} is a workflow, which is started and not called: in a workflow write "
+                f"await flow.call({self.name}, payload), elsewhere await {self.name}.start(ctx, payload)"
+            )
 
     @overload
     async def start(

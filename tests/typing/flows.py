@@ -1,0 +1,110 @@
+"""What mypy makes of workflows: checked by `test_typing.py`, never run. See `invoke.py`."""
+
+from __future__ import annotations
+
+from typing import Any, assert_type
+
+from boki import Context, blocking, function
+from boki.libs.bokiflow import Child, FlowClient, FlowHandle, Handle, flow, step, workflow
+from boki.libs.bokiflow.blocking import Child as BlockingChild
+from boki.libs.bokiflow.blocking import flow as plain_flow
+
+
+@step
+async def charge(card: str, cents: int = 1) -> float:
+    return cents / len(card)
+
+
+@step(pure=True)
+def count(word: str) -> int:
+    return len(word)
+
+
+@workflow
+async def travel(city: str) -> list[str]:
+    return [city]
+
+
+@workflow(keep_s=60)
+async def tick() -> int:
+    return 1
+
+
+@workflow
+def bill(cents: int) -> str:
+    return str(cents)
+
+
+@function
+async def score(ctx: Context, who: str) -> int:
+    return len(who)
+
+
+@function
+def tock(ctx: blocking.Context) -> bytes:
+    return b""
+
+
+async def steps() -> None:
+    assert_type(await charge("a", cents=3), float)
+    assert_type(await flow.run(count, "a"), int)
+    assert_type(await flow.run(charge, "a"), float)
+
+    await charge(3)  # error: an argument of another type
+    await flow.run(count, 7)  # error: an argument of another type
+    await flow.run(count)  # error: no argument
+
+
+async def calls() -> None:
+    assert_type(await flow.call(travel, "Rome"), list[str])
+    assert_type(await flow.call(tick, book="ticks"), int)
+    assert_type(await flow.call(bill, 3, id="b-1", parent_close="abandon"), str)
+    assert_type(await flow.call(score, "Ada"), int)
+    assert_type(await flow.call(tock), bytes)
+    assert_type(await flow.call("travel", "Rome"), Any)
+
+    await flow.call(travel, 7)  # error: a payload of another type
+    await flow.call(travel)  # error: no payload
+    await flow.call(tick, "a")  # error: takes no payload
+    await flow.call(score, 7)  # error: a payload of another type
+    await flow.call(travel, "Rome", parent_close="leave")  # error: no such policy
+    await flow.call(travel, "Rome", name="a")  # error: no such option
+
+
+async def children() -> None:
+    child = await flow.start(travel, "Rome", id="t-1")
+    assert_type(child, Child[list[str]])
+    assert_type(await child.result(), list[str])
+    assert_type(await (await flow.start(tick)).result(), int)
+    assert_type(await (await flow.start(score, "Ada")).result(), int)
+    assert_type(await flow.start("travel", "Rome"), Child[Any])
+
+    await flow.start(bill, "3")  # error: a payload of another type
+    await flow.start(tock, "a")  # error: takes no payload
+
+
+def plain() -> None:
+    assert_type(plain_flow.run(count, "a"), int)
+    assert_type(plain_flow.run(charge, "a"), float)
+    assert_type(plain_flow.call(travel, "Rome"), list[str])
+    assert_type(plain_flow.call(tick), int)
+    assert_type(plain_flow.call(tock), bytes)
+    assert_type(plain_flow.start(bill, 3), BlockingChild[str])
+    assert_type(plain_flow.start(bill, 3).result(), str)
+    assert_type(plain_flow.call("bill", 3), Any)
+
+    plain_flow.run(count, 7)  # error: an argument of another type
+    plain_flow.call(travel, 7)  # error: a payload of another type
+    plain_flow.start(bill)  # error: no payload
+
+
+async def handles(ctx: Context, client: FlowClient) -> None:
+    assert_type(await travel.start(ctx, "Rome"), Handle[list[str]])
+    assert_type(await (await travel.start(ctx, "Rome")).result(), list[str])
+    assert_type(await (await tick.start(ctx)).result(), int)
+    assert_type(await bill.handle(ctx, "b-1").result(), str)
+    assert_type(await client.start(travel, "Rome"), FlowHandle[list[str]])
+
+    await travel("Rome")  # error: it is started, not called
+    await travel.start(ctx, 7)  # error: a payload of another type
+    await tick.start(ctx, "a")  # error: takes no payload
