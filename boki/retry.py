@@ -6,8 +6,10 @@ work's own id, so that every process which looks at the same failure comes to th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from difflib import get_close_matches
 from hashlib import sha256
+from inspect import iscoroutinefunction
 from math import inf, isfinite
 from typing import Any, Final
 
@@ -110,6 +112,10 @@ class Retry(
     """Names of the errors to run again after. ("*",): all; (): none, but for lost workers and engines."""
     never: tuple[str, ...] = ()
     """Names of errors that are final. They win over `errors`."""
+    should_retry: Callable[[Exception], bool] | None = None
+    """A `def` that is asked about each error after which the work may run again; False makes it final. For steps of
+    workflows, whose errors are where their policy is: the policy of a logged call travels, and a function cannot.
+    """
 
     def __post_init__(self) -> None:
         if type(self.attempts) is not int or not 1 <= self.attempts <= MAX_ATTEMPTS:
@@ -127,12 +133,19 @@ class Retry(
             _check_number("deadline_s", self.deadline_s, 0.0, MAX_DELAY_S)
         for field in ("errors", "never"):
             msgspec.structs.force_setattr(self, field, _checked_names(field, getattr(self, field)))
+        if self.should_retry is not None:
+            if not callable(self.should_retry):
+                raise _refused("should_retry", "a def with one parameter, the error", self.should_retry)
+            if iscoroutinefunction(self.should_retry):
+                raise InvalidArgument(
+                    "should_retry of Retry is a plain def: what it asks others for, the step asks", field="should_retry"
+                )
 
-    def should_retry(self, failure: Failure) -> bool:
+    def allows(self, failure: Failure) -> bool:
         """Whether work that ended with this failure may run again, if attempts and time are left.
 
         >>> busy = Failure("function_failed", "f: Busy", "failed", False, {"error_type": "Busy"})
-        >>> [policy.should_retry(busy) for policy in (Retry(), Retry(errors=("Busy",)), Retry(never=("Busy",)))]
+        >>> [policy.allows(busy) for policy in (Retry(), Retry(errors=("Busy",)), Retry(never=("Busy",)))]
         [True, True, False]
         """
         names = names_of(failure)
@@ -166,7 +179,7 @@ class Retry(
 
         None: the failure is final.
         """
-        if runs >= self.attempts or not self.should_retry(failure):
+        if runs >= self.attempts or not self.allows(failure):
             return None
         delay_us = self.delay_us(runs, work_id, failure)
         is_late = self.deadline_s is not None and elapsed_us + delay_us > self.deadline_s * 1e6
@@ -194,9 +207,15 @@ def short_name(failure: Failure) -> str:
     return name[:MAX_NAME_CHARS] if isinstance(name, str) and failure.code == FunctionFailed.code else failure.code
 
 
-def check_retry(value: Any) -> Retry | None:
-    """`value`, if it is a policy or None."""
+def check_retry(value: Any, *, travels: bool = True) -> Retry | None:
+    """`value`, if it is a policy or None. `travels`: it is sent to where the error itself is not."""
     if value is None or isinstance(value, Retry):
+        if travels and value is not None and value.should_retry is not None:
+            raise InvalidArgument(
+                "should_retry of Retry is for steps of workflows: a logged call keeps its policy in the log, which "
+                "holds no function. Name the errors in errors and never, or raise TerminalError",
+                field="should_retry",
+            )
         return value
     kind = type(value).__name__
     raise WrongType(f"retry must be a boki.Retry, not {kind}: write retry=Retry(attempts=3)", field="retry")

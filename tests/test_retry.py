@@ -65,7 +65,7 @@ def test_which_errors_run_again(policy: Retry, again: set[str]) -> None:
         "terminal": TERMINAL,
         "below": TERMINAL_BELOW,
     }
-    assert {name for name, failure in failures.items() if policy.should_retry(failure)} == again
+    assert {name for name, failure in failures.items() if policy.allows(failure)} == again
 
 
 def test_an_error_goes_by_its_code_and_by_its_class() -> None:
@@ -153,6 +153,16 @@ def test_another_value_is_refused_where_a_policy_stands() -> None:
     with pytest.raises(WrongType, match=r"retry must be a boki.Retry, not int: write retry=Retry\(attempts=3\)"):
         check_retry(3)
     assert check_retry(None) is None
+
+
+def test_a_policy_that_asks_a_function_does_not_travel() -> None:
+    """No log and no message holds a function, so what would be lost is refused before it is sent."""
+    asking = Retry(should_retry=lambda _: True)
+    with pytest.raises(InvalidArgument, match="should_retry of Retry is for steps of workflows"):
+        check_retry(asking)
+    with pytest.raises(InvalidArgument, match="should_retry of Retry is for steps of workflows"):
+        function(retry=asking)(test_a_policy_that_asks_a_function_does_not_travel)
+    assert check_retry(asking, travels=False) is asking
 
 
 def test_every_error_has_a_code_to_be_named_by() -> None:

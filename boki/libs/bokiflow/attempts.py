@@ -306,7 +306,7 @@ class Attempts:
         elapsed_us = self._clock.now_us() - self.began_us
         again_us = step.policy.again_us(failure, self.count, self._key, elapsed_us)
         try:
-            is_wanted = again_us is not None and _is_wanted(step.options.should_retry, error)
+            is_wanted = again_us is not None and _is_wanted(step.policy.should_retry, error)
         except Exception as broken:  # noqa: BLE001 - it is the user's, and the step must end
             is_wanted = False
             said = f"should_retry raised {broken!r:.200} about {error!r:.200}: have it return whether to try again"

@@ -58,7 +58,6 @@ class StepOptions:
 
     name: str | None = None
     retry: Retry | None = None
-    should_retry: Callable[[Exception], bool] | None = None
     timeout_s: float | None = None
     at_most_once: bool = False
     pure: bool = False
@@ -66,7 +65,7 @@ class StepOptions:
     raises: tuple[type[Exception], ...] = ()
 
     def __post_init__(self) -> None:
-        check_retry(self.retry)
+        check_retry(self.retry, travels=False)
         if self.timeout_s is not None:
             check_seconds(self.timeout_s, "timeout_s", positive=True)
         if self.at_most_once and (self.pure or self.idempotent):
@@ -76,10 +75,6 @@ class StepOptions:
             )
         if self.at_most_once and self.retry is not None:
             raise ConfigError("a step that runs at most once is never retried: leave retry out", field="retry")
-        if inspect.iscoroutinefunction(self.should_retry):
-            raise ConfigError(
-                "should_retry is a plain def: what it asks others for, the step asks", field="should_retry"
-            )
         for kind in self.raises:
             if not (isinstance(kind, type) and issubclass(kind, Exception)):
                 raise ConfigError(f"raises holds classes of exceptions, not {kind!r:.60}", field="raises")
@@ -246,7 +241,6 @@ class StepDecorator:
         *,
         name: str | None = None,
         retry: Retry | None = None,
-        should_retry: Callable[[Exception], bool] | None = None,
         timeout_s: float | None = None,
         at_most_once: bool = False,
         pure: bool = False,
@@ -257,7 +251,7 @@ class StepDecorator:
     def __call__(self, *fn: Any, **options: Any) -> Any:
         """Make a step of a function: its outcome is recorded in the workflow that calls it.
 
-        `retry`: when it runs again after an error; None: never. `should_retry` is asked as well, about each error.
+        `retry`: when it runs again after an error; None: never. Its `should_retry` is asked about each error as well.
         `timeout_s` bounds each attempt; a `def` step that is late continues in its thread, and its result is dropped.
         `at_most_once`: recorded before it begins, and never begun again: after a crash the call raises
         `OutcomeUnknown`. `pure`: it does nothing but compute or read; it starts without waiting for records, and those

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import boki.testing
-from boki import ConfigError, Retry
-from boki.libs.bokiflow import StepFailed, flow, step, workflow
+from boki import InvalidArgument, Retry
+from boki.libs.bokiflow import StepFailed, step, workflow
 
 pytestmark = pytest.mark.usefixtures("each_mode")
 
@@ -96,7 +96,7 @@ def broken(error: Exception) -> bool:
     raise RuntimeError(f"cannot tell about {error}")
 
 
-@step(retry=Retry(attempts=3, first_s=1), should_retry=broken)
+@step(retry=Retry(attempts=3, first_s=1, should_retry=broken))
 async def fails() -> None:
     raise ValueError(f"attempt {step.attempt}")
 
@@ -123,5 +123,8 @@ def test_should_retry_is_no_coroutine() -> None:
         return False
 
     should_retry: Callable[..., Any] = later
-    with pytest.raises(ConfigError, match="should_retry is a plain def"):
-        step(should_retry=should_retry)(flow.sleep)
+    with pytest.raises(InvalidArgument, match="should_retry of Retry is a plain def"):
+        Retry(should_retry=should_retry)
+    wrong: Any = "ValueError"
+    with pytest.raises(InvalidArgument, match="a def with one parameter"):
+        Retry(should_retry=wrong)

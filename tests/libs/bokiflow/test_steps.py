@@ -230,7 +230,7 @@ async def test_retries() -> None:
     assert world.now_us - before_us < 31_000_000
 
 
-@step(retry=Retry(attempts=5), should_retry=lambda error: "no" not in str(error))
+@step(retry=Retry(attempts=5, should_retry=lambda error: "no" not in str(error)))
 async def picky(why: str) -> None:
     CALLS["picky"] += 1
     raise TerminalError("never") if why == "terminal" else ValueError(why)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
 from typing import Any, Final, Literal, TypeVar, get_args, get_origin
 from urllib.parse import unquote_to_bytes
@@ -184,7 +184,7 @@ def _told(text: str, field: str, what: str, kind: Any) -> str:
     text = text.replace("`", "")
     if text.startswith(_UNKNOWN_FIELD) and _is_struct(found):
         name = text.removeprefix(_UNKNOWN_FIELD)
-        allowed = sorted(found.__struct_encode_fields__)
+        allowed = sorted(one.encode_name for one in msgspec.structs.fields(found) if not _is_function(one.type))
         near = get_close_matches(name, allowed, n=1)
         guess = f"; did you mean {near[0]}?" if near else "."
         return f"{what}: there is no field {name[:60]!r}{guess} Allowed: {', '.join(allowed)}"
@@ -201,6 +201,11 @@ def _type_at(kind: Any, field: str) -> Any:
         kind = fields.get(part)
         kind = next((inner for inner in (kind, *get_args(kind)) if _is_struct(inner)), kind)
     return kind
+
+
+def _is_function(kind: Any) -> bool:
+    """Whether a field is for Python alone, because JSON has no functions."""
+    return any(get_origin(part) is Callable for part in (kind, *get_args(kind)))
 
 
 def _is_struct(kind: Any) -> bool:

@@ -112,7 +112,7 @@ async def no_delay_after_the_last_attempt(ctx: Context) -> None:
 
 @case("DBOS test_failures should_retry_on_last_attempt")
 async def should_retry_is_asked_each_time(ctx: Context) -> None:
-    @step(retry=Retry(attempts=9, first_s=0.1), should_retry=lambda error: "final" not in str(error))
+    @step(retry=Retry(attempts=9, first_s=0.1, should_retry=lambda error: "final" not in str(error)))
     async def failing() -> None:
         BODIES["failing"] += 1
         raise RuntimeError("final" if step.attempt == 3 else "again")
