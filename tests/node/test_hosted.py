@@ -130,37 +130,6 @@ def test_nodes_restart_one_by_one_and_no_append_fails(tmp_path: Path, zookeeper:
     run(body())
 
 
-def test_a_cluster_moves_to_nodes_with_all_roles_one_by_one(tmp_path: Path, zookeeper: str, chroot: str) -> None:
-    """Each node takes over the directories of the processes that it replaces, so no record is copied or lost."""
-
-    async def body() -> None:
-        async with cluster(tmp_path, zookeeper, chroot, *DEFAULT) as nodes:
-            client = await opened(nodes)
-            seqnums = []
-            for number in (1, 2, 3):
-                async with client:
-                    book = client.logbook("book")
-                    seqnums += [await book.append(b"%d" % n, tags=["t"], timeout_s=20) for n in range(3)]
-                    for role in Role:
-                        if f"{role}-{number}" in nodes.tasks:
-                            assert await nodes.stop(f"{role}-{number}") == 0
-                            del nodes.incarnations[f"{role}-{number}"]
-                nodes.start(f"node-{number}")
-                client = await opened(nodes, number)
-                await nodes.until(
-                    lambda n=number: all(
-                        f"{r}-{n}" in nodes.incarnations and nodes.incarnations[f"{r}-{n}"].is_at_work for r in Role
-                    )
-                )
-            async with client:
-                book = client.logbook("book")
-                seqnums.append(await book.append(b"after", tags=["t"], timeout_s=20))
-                assert await read_all(client) == seqnums
-            assert set(nodes.tasks) == set(NODES)
-
-    run(body())
-
-
 HANGING = """
 import time
 from boki import blocking, function
