@@ -203,6 +203,9 @@ class ControllerNodeConfig(NodeConfig, frozen=True, kw_only=True):
     repair_after_s: Annotated[
         float, Meta(ge=0, description="A storage node gone for this long is replaced by a spare one.")
     ] = 60.0
+    move_primary_after_s: Annotated[
+        float, Meta(ge=0, description="Age of a term before a primary moves to the node with its log's load; 0: never.")
+    ] = 300.0
 
     def problems(self) -> list[str]:
         """See `Config.problems`."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, ClassVar, Final, assert_never
 
 from boki.controller.fences import Fences
@@ -22,10 +21,12 @@ from boki.controller.heartbeats import Heartbeats
 from boki.controller.index_slots import IndexSlots
 from boki.controller.inputs import ConnectionEnded, ControllerInput, ControllerNews, Installed, Leadership, Placed
 from boki.controller.inventory import Inventory
-from boki.controller.plans import Sight, by_name, differs, first_plan, next_plan
+from boki.controller.lifecycle import NEXT, Phase
+from boki.controller.load import LogLoads
+from boki.controller.plans import Sight, by_name, differs, first_plan, moves_near, next_plan
 from boki.controller.repair import Repair, Storage
 from boki.controller.term_change import TermChange
-from boki.log.ids import NodeId, Term
+from boki.log.ids import LogId, NodeId, Term
 from boki.log.membership import ClusterPlan, Membership, Placement, Role
 from boki.log.view import View, ViewChain
 from boki.protocol.effects import REST_US, Effect, ProposePlacement, ProposeView, Send, Trace, kinds
@@ -58,36 +59,6 @@ _PLACE_REPEAT_US: Final = 2_000_000
 _REMEMBERED_CHANGES: Final = 20
 
 
-class Phase(Enum):
-    """What a controller is doing."""
-
-    FOLLOWING = "following"
-    """It does not lead, or cannot reach the coordinator: it watches, and does nothing."""
-    WATCHING = "watching"
-    FORMING = "forming"
-    """The first view is being installed."""
-    CHANGING = "changing"
-    RESTING = "resting"
-    """After a change: until the new primaries lead, or until the pause is over, which doubles each time they do not."""
-
-
-NEXT: Final[dict[tuple[Phase, str], Phase]] = {
-    (Phase.FOLLOWING, "leads"): Phase.WATCHING,
-    (Phase.WATCHING, "enough nodes"): Phase.FORMING,
-    (Phase.WATCHING, "change begun"): Phase.CHANGING,
-    (Phase.WATCHING, "new view"): Phase.RESTING,
-    (Phase.FORMING, "new view"): Phase.RESTING,
-    (Phase.CHANGING, "new view"): Phase.RESTING,
-    (Phase.CHANGING, "given up"): Phase.RESTING,
-    (Phase.RESTING, "new view"): Phase.RESTING,
-    (Phase.RESTING, "rested"): Phase.WATCHING,
-    (Phase.WATCHING, "stands down"): Phase.FOLLOWING,
-    (Phase.FORMING, "stands down"): Phase.FOLLOWING,
-    (Phase.CHANGING, "stands down"): Phase.FOLLOWING,
-    (Phase.RESTING, "stands down"): Phase.FOLLOWING,
-}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerConfig:
     """How patient a controller is. Times in microseconds."""
@@ -100,6 +71,12 @@ class ControllerConfig:
     """An engine that is no longer registered is fenced after this long; at once if its name has registered again."""
     repair_after_us: int = 60_000_000
     """A node gone for this long is replaced by a spare one."""
+    load_span_us: int = 10_000_000
+    """See `LogLoads`."""
+    move_primary_after_us: int = 300_000_000
+    """A term that has lasted this long is ended so that a primary moves to where its log's records come from; 0: none
+    is.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +109,8 @@ class ControllerCore:
         self._placement = Placement()
         self._leadership = Leadership(is_leader=False, is_connected=False)
         self._change: TermChange | None = None
-        self._reason = ""
+        self.reason = ""
+        """Why this controller has begun its last change of terms."""
         self._began_at = 0
         self._pause_us = _MIN_PAUSE_US
         self._rest_until = 0
@@ -142,6 +120,8 @@ class ControllerCore:
         self._fences = Fences(config.fence_grace_us)
         self._slots = IndexSlots()
         self._repair = Repair()
+        self._loads = LogLoads(config.load_span_us)
+        self._term_since = 0
         self._place_at = 0
         self._now_us = 0
 
@@ -253,6 +233,7 @@ class ControllerCore:
             # whoever leads next finds what this one has begun, on the sequencers
             self._move("stands down")
             self._change = None
+            self._loads.forget()
             return (Trace(logging.INFO, "leads the controllers no more"),)
         return ()
 
@@ -268,6 +249,7 @@ class ControllerCore:
         news = [
             view for view in views if (not self.chain or view.term >= self.chain.first_term) and self.chain.add(view)
         ]
+        self._term_since = now_us if news else self._term_since
         if not news or self.phase is Phase.FOLLOWING:
             return ()
         change, self._change = self._change, None
@@ -283,7 +265,7 @@ class ControllerCore:
 
     def _remember_win(self, now_us: int) -> Trace:
         view = self.chain.current
-        done = Change(view.term, self._reason, now_us - self._began_at)
+        done = Change(view.term, self.reason, now_us - self._began_at)
         self.won = [*self.won[1 - _REMEMBERED_CHANGES :], done]
         return Trace(
             logging.WARNING, f"term {view.term} has begun after {done.duration_us / 1000:.0f} ms: {done.reason}"
@@ -339,10 +321,18 @@ class ControllerCore:
             sequencers={node: pong.incarnation for node, pong in answers.items()},
             unfit=frozenset(unfit),
             mates=frozenset(mate.node for mate in self._membership.beside(self.node)),
+            near=self._near(),
             lost=self._lost(now_us),
             storage=tuple(member.node for member in members if member.role is Role.STORAGE),
             beside=self._membership.mates() if self._plan.speculative_cuts else {},
         )
+
+    def _near(self) -> dict[LogId, NodeId]:
+        """The sequencer on the node of the engine that leads a log's load, of logs and engines where there is one."""
+        hosts = {member.node: member.process for member in self._membership.members}
+        sequencers = {member.process: member.node for member in self._membership.of(Role.SEQUENCER)}
+        found = {log: sequencers.get(hosts.get(engine, engine)) for log, engine in self._loads.leaders.items()}
+        return {log: node for log, node in found.items() if node is not None}
 
     def _lost(self, now_us: int) -> frozenset[NodeId]:
         """Nodes that have been silent for so long that they are replaced."""
@@ -367,6 +357,8 @@ class ControllerCore:
         sight = self._sight(now_us)
         plan, self._waiting = next_plan(view, sight)
         reason = self._trouble(view, now_us) or differs(view, plan, sight.mates)
+        if not reason and self._is_calm(now_us):
+            reason = moves_near(view, plan, sight.near)
         if not reason:
             return ()
         if not sight.has_majority(view.sequencers, view.incarnations):
@@ -376,10 +368,16 @@ class ControllerCore:
             self._waiting = f"{reason}; but no majority of the next term's sequencers answers"
             return ()
         self._move("change begun")
-        self._reason, self._began_at = reason, now_us
+        self.reason, self._began_at = reason, now_us
         self._change = TermChange(view, plan, self.heartbeats.applied())
         trace = Trace(logging.WARNING, f"ends term {view.term}: {reason}")
         return (trace, *self._change.tick(now_us))
+
+    def _is_calm(self, now_us: int) -> bool:
+        """Whether a term may be ended for speed alone: it is old, all nodes answer, and no shard is on its way."""
+        pause_us, progress = self._config.move_primary_after_us, self._repair.progress
+        is_still = not (progress.is_busy or progress.shards_lacking or self._plan.draining)
+        return 0 < pause_us <= now_us - self._term_since and is_still and not self.heartbeats.silent()
 
     def _trouble(self, view: View, now_us: int) -> str:
         """Why the current term cannot continue, in words; empty if it can."""
@@ -441,6 +439,7 @@ class ControllerCore:
         effects += self._slots.tick(self.heartbeats, self._membership, self._plan, now_us)
         if self._inventory.has_news and not self._inventory.is_scanning and now_us >= self._place_at:
             self._inventory.has_news = False
+            self._loads.note(self._inventory.shards(view.term), now_us)
             wanted = self._repair.decide(self._inventory, self._placement, storage)
             if wanted is not None:
                 self._place_at = now_us + _PLACE_REPEAT_US
@@ -479,6 +478,7 @@ class ControllerCore:
             "sequencers": list(view.sequencers) if view is not None else [],
             "primaries": list(view.primaries) if view is not None else [],
             "former_sequencers_needed": self._still_needed(),
+            "leading_engines": {str(log): engine for log, engine in self._loads.leaders.items()},
             "silent": self.heartbeats.silent(),
             "fencing": {str(incarnation): count for incarnation, count in self._fences.fencing.items()},
             "repair": repair,

@@ -38,6 +38,7 @@ class ControllerIncarnation(RoleIncarnation[ControllerNodeConfig]):
         config = ControllerConfig(
             failure_timeout_us=int(self.config.failure_timeout_s * 1_000_000),
             repair_after_us=int(self.config.repair_after_s * 1_000_000),
+            move_primary_after_us=int(self.config.move_primary_after_s * 1_000_000),
         )
         self.core = ControllerCore(self.node, self.incarnation, config)
         return self.core

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from boki.controller.core import ControllerConfig, ControllerCore, Phase
+from boki.controller.core import ControllerConfig, ControllerCore
 from boki.controller.inputs import Installed, Leadership, Placed
+from boki.controller.lifecycle import Phase
 from boki.log.ids import LogId, NodeId, Term, make_shard
 from boki.log.membership import ClusterPlan, Member, Membership, Placement, Role
 from boki.log.metalog import Cut, MetalogEntry, OpenShard

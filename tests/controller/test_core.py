@@ -8,9 +8,10 @@ from itertools import combinations
 import msgspec
 import pytest
 
-from boki.controller.core import NEXT, ControllerConfig, Phase
+from boki.controller.core import ControllerConfig
 from boki.controller.heartbeats import Heartbeats
 from boki.controller.inputs import ConnectionEnded, Installed
+from boki.controller.lifecycle import NEXT, Phase
 from boki.log.ids import NodeId
 from boki.log.view import View
 from boki.protocol.effects import Send

@@ -7,6 +7,7 @@ from typing import Any
 
 from boki.controller.core import ControllerConfig, ControllerCore
 from boki.controller.inputs import Installed, Leadership, Placed
+from boki.controller.plans import NEAR
 from boki.log.membership import Role
 from boki.protocol.effects import Core, ProposePlacement, ProposeView, RoleEffect
 from boki.protocol.follower import COORDINATOR
@@ -23,7 +24,13 @@ class ControllerNode(Node):
         self._is_leader = False
         self._is_connected = True
         self._writing: set[type[RoleEffect]] = set()
-        config = ControllerConfig(ping_interval_us=200_000, fence_grace_us=2_000_000, repair_after_us=3_000_000)
+        config = ControllerConfig(
+            ping_interval_us=200_000,
+            fence_grace_us=2_000_000,
+            repair_after_us=3_000_000,
+            load_span_us=500_000,
+            move_primary_after_us=2_000_000,
+        )
         self.controller = ControllerCore(self.name, self.incarnation, config)
         return self.controller
 
@@ -52,6 +59,8 @@ class ControllerNode(Node):
         match effect:
             case ProposeView(view):
                 self.clock.note(f"{self.name} wants term {view.term}", view)
+                if NEAR in self.controller.reason:
+                    self.clock.sometimes("a primary moved to where records come from")
                 for hear in self.world.coverage.on_proposal:
                     hear(self, view)
                 ask = partial(coordinator.install, view)
