@@ -19,7 +19,7 @@ from boki.bench.system import Target
 from boki.errors import BokiError, Unavailable
 from boki.launch.up.state import SupervisorState, read_state
 from boki.log.membership import Role
-from boki.net.keys import make_keys
+from boki.net.keys import make_keys, roles_text
 
 _POLL_S: Final = 0.05
 _HEALTHY_S: Final = 60.0
@@ -118,10 +118,11 @@ class Cluster:
             start = page.next_start
         return msgspec.msgpack.decode(told, type=Timeline)
 
-    def add(self, role: Role, node: str) -> None:
-        """Start one more node beside those of the supervisor."""
-        make_keys(self.folder / "keys", {node: role})
-        command = [sys.executable, "-P", "-m", "boki", "start", role.value, "--name", node]
+    def add(self, node: str) -> None:
+        """Start one more node beside those of the supervisor: its name says its role, "node-4" plays several."""
+        role = node.partition("-")[0]
+        make_keys(self.folder / "keys", {node: roles_text(Role) if role == "node" else role})
+        command = [sys.executable, "-P", "-m", "boki", "start", role, "--name", node]
         log = (self.folder / "logs" / f"{node}.log").open("ab")
         with log:
             self._added.append(

@@ -15,7 +15,6 @@ from boki.bench.rows import Row
 from boki.bench.system import Options, target
 from boki.bench.timeline import compared
 from boki.launch.up.health import drain_left, leader_of
-from boki.log.membership import Role
 
 Step = Callable[[str], None]
 _INFLIGHT: Final = 16
@@ -94,13 +93,13 @@ def _last_change(status: Status, before: Status) -> dict[str, Any]:
 
 
 def scaling(options: Options, step: Step) -> Iterator[Row]:
-    """A storage node more, one drained, an engine more, under load; each role is a process."""
-    options = replace(options, is_separate=True)
+    """A node more (with separate roles a storage node), a storage node drained, an engine more, under load."""
+    more, engine = ("storage-4", "engine-3") if options.is_separate else ("node-4", "engine-5")
     with target(options) as system, Cluster(system) as cluster:
         for what, act in (
-            ("add storage", lambda: cluster.add(Role.STORAGE, "storage-4")),
+            ("add storage" if options.is_separate else "add node", lambda: cluster.add(more)),
             ("drain storage", lambda: cluster.boki("drain", "storage-1")),
-            ("start engine", lambda: cluster.add(Role.ENGINE, "engine-3")),
+            ("start engine", lambda: cluster.add(engine)),
         ):
             step(what)
             cluster.wait_healthy()
@@ -110,7 +109,7 @@ def scaling(options: Options, step: Step) -> Iterator[Row]:
             at_us = time.time_ns() // 1000
             act()
             timeline = future.result()
-            details = {"what": what, **compared(timeline, at_us)}
+            details = {"roles": _roles(options), "what": what, **compared(timeline, at_us)}
             if what == "drain storage":
                 status = cluster.wait_for("drained", lambda status: drain_left(status, "storage-1") == 0, 120)
                 details["drained_after_s"] = round(time.time() - at_us / 1e6, 1)
@@ -165,7 +164,7 @@ def _repaired(options: Options, cluster: Cluster, *, is_idle: bool) -> Row:
     timeline = future.result()
     copied_bytes = repair_of(done)["copied_bytes"]
     details: dict[str, Any] = {
-        "roles": "separate" if options.is_separate else "all",
+        "roles": _roles(options),
         "load": "none" if is_idle else f"{_REPAIR_INFLIGHT} in flight",
         "copied_mb": round(copied_bytes / 1e6),
         "mb_per_s": round(copied_bytes / 1e6 / took_s, 1),
@@ -173,6 +172,10 @@ def _repaired(options: Options, cluster: Cluster, *, is_idle: bool) -> Row:
     if not is_idle:
         details |= compared(timeline, at_us, ended_us)
     return _row(options, "repair", watch.inflight, timeline, details)
+
+
+def _roles(options: Options) -> str:
+    return "separate" if options.is_separate else "all"
 
 
 def _inflight(options: Options) -> int:
