@@ -14,7 +14,9 @@
             charge(cents)
             flow.sleep(30 * 24 * 3600)
 
-A `def` workflow does one thing after the other: what is to run at once belongs into an `async def` one.
+A `def` workflow does one thing after the other: what is to run at once belongs into an `async def` one. Handlers of
+messages are `def`, too, and may do all that the workflow may: each runs in a thread of its own, while the workflow and
+other handlers wait for something.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from uuid import UUID
 from boki.libs.bokiflow.flowing import Child as WaitingChild
 from boki.libs.bokiflow.flowing import flow as waiting
 from boki.libs.bokiflow.locks.block import HeldLock as WaitingHeldLock
-from boki.libs.bokiflow.threads import asked
+from boki.libs.bokiflow.threads import asked, in_thread
 from boki.libs.bokiflow.work import CallOptions, ParentClose
 from boki.libs.bokistore.paths import Path
 
@@ -231,6 +233,34 @@ class BlockingFlow:
         """See `Flow.promise`."""
         return asked(lambda: waiting.promise(name), "flow.promise")
 
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """See `Flow.wait_for`."""
+        asked(lambda: waiting.wait_for(condition), "flow.wait_for")
+
+    def on_signal(self, name: str, handler: Callable[[Any], Any]) -> None:
+        """See `Flow.on_signal`; the handler is a `def`."""
+        handle = in_thread(handler, name)
+
+        async def register() -> None:
+            waiting.on_signal(name, handle)
+
+        asked(register, "flow.on_signal")
+
+    def on_update(
+        self, name: str, handler: Callable[[Any], Any], *, validator: Callable[[Any], object] | None = None
+    ) -> None:
+        """See `Flow.on_update`; the handler is a `def`."""
+        handle = in_thread(handler, name)
+
+        async def register() -> None:
+            waiting.on_update(name, handle, validator=validator)
+
+        asked(register, "flow.on_update")
+
+    def all_handlers_finished(self) -> bool:
+        """See `Flow.all_handlers_finished`."""
+        return waiting.all_handlers_finished()
+
     def on_query(self, name: str, handler: Callable[[Any], Any]) -> None:
         """See `Flow.on_query`."""
         waiting.on_query(name, handler)
@@ -242,6 +272,10 @@ class BlockingFlow:
     def patched(self, name: str) -> bool:
         """See `Flow.patched`."""
         return waiting.patched(name)
+
+    def continue_if_long(self, *payload: Any) -> None:
+        """See `Flow.continue_if_long`."""
+        waiting.continue_if_long(*payload)
 
     def continue_as_new(self, *payload: Any) -> NoReturn:
         """See `Flow.continue_as_new`."""

@@ -1,18 +1,22 @@
 """Bodies of `def` workflows: plain code in a thread of its own, which takes turns with the loop of its workflow.
 
 The thread runs while the loop waits, and the loop runs while the thread waits, so there is one order of everything and
-a replay repeats it. What the thread asks for (a step, a timer, a signal) is a coroutine that the loop runs for it. The
-worker's other workflows wait as well while the thread computes: what takes long belongs into a step.
+a replay repeats it. A handler of messages is code of that kind in one more thread, which takes turns likewise. What
+they ask for (a step, a timer, a signal) is a coroutine that the loop runs for them. The worker's other workflows wait
+as well while a thread computes: what takes long belongs into a step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar, copy_context
+from functools import wraps
+from inspect import iscoroutinefunction
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, Final, TypeVar, cast
 
+from boki import InvalidArgument
 from boki.libs.bokiflow.refusals import outside
 from boki.libs.bokiflow.stepping import STARTER, Step
 
@@ -48,7 +52,7 @@ class BodyThread:
 
     async def run(self, step: Callable[..., Coroutine[Any, Any, Any]]) -> Any:
         """The body from its beginning to its end. `step` runs a step in the workflow."""
-        self._step = step
+        self.step = step
         self._thread.start()
         try:
             while (request := self._requests.get()) is not None:
@@ -79,7 +83,7 @@ class BodyThread:
         return value
 
     def _start_step(self, step: Step[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return self.ask(lambda: self._step(step, args, kwargs))
+        return self.ask(lambda: self.step(step, args, kwargs))
 
     def _run(self) -> None:
         try:
@@ -87,6 +91,22 @@ class BodyThread:
         except BaseException as error:  # noqa: BLE001 - it is raised again in the loop
             self._error = error
         self._requests.put(None)
+
+
+def in_thread(handler: Callable[[Any], Any], name: str) -> Callable[[Any], Coroutine[Any, Any, Any]]:
+    """A handler of a `def` workflow, as the loop of the workflow runs it: in a thread for each message."""
+    if iscoroutinefunction(handler):
+        raise InvalidArgument(
+            f"the handler of {name} is an async def, and its workflow is a def: make both of one kind", field="handler"
+        )
+    thread = THREAD.get()
+
+    @wraps(handler)
+    async def handle(payload: Any) -> Any:
+        assert thread is not None, "it was registered by the thread of a body"
+        return await BodyThread(handler, (payload,)).run(thread.step)
+
+    return handle
 
 
 THREAD: ContextVar[BodyThread | None] = ContextVar("boki_flow_thread", default=None)

@@ -1,15 +1,19 @@
 """`def` workflows: plain code in a thread of its own means the same, with the same journal."""
 
+import threading
 from collections import Counter
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
 
 import boki.testing
-from boki import FunctionFailed
+from boki import FunctionFailed, InvalidArgument
 from boki.libs.bokiflow import StepFailed, step, workflow
 from boki.libs.bokiflow.blocking import flow
 from boki.libs.bokiflow.hooks import hooks
+from boki.testing import flows
 from tests.libs.bokiflow.crashes import World, all_deaths, count_moments
 
 pytestmark = pytest.mark.usefixtures("each_mode")
@@ -132,3 +136,99 @@ def counting(n: int) -> int:
 async def test_continue_as_new() -> None:
     """With a thread for each."""
     assert await World().run(counting, 0) == 3
+
+
+@dataclass
+class Item:
+    price: int
+
+
+@workflow
+def basket(most: int) -> list[int]:
+    prices: list[int] = []
+    seats = {"left": 2}
+
+    def take(_name: str, item: Item) -> None:
+        flow.sleep(5)
+        prices.append(add(item.price, 0))
+
+    def check(count: int) -> None:
+        if count > seats["left"]:
+            raise ValueError("too many")
+
+    def reserve(count: int) -> int:
+        seats["left"] -= count
+        flow.sleep(1)
+        return flow.run(slow_add, seats["left"], 0)
+
+    flow.on_query("prices", lambda _: list(prices))
+    flow.on_signal("item", partial(take, "item"))
+    flow.on_update("seats", reserve, validator=check)
+    flow.wait_for(lambda: len(prices) == most)
+    flow.wait_for(flow.all_handlers_finished)
+    return [*prices, seats["left"]]
+
+
+async def talk_to_a_basket(ctx: boki.testing.Context) -> None:
+    """All kinds of messages, while others are being handled."""
+    handle = await basket.start(ctx, 2)
+    await handle.signal("item", {"price": 3}, key="a")
+    with pytest.raises(FunctionFailed, match="too many"):
+        await handle.update("seats", 3, id="u1")
+    assert await handle.update("seats", 2, id="u2") == 0
+    await ctx.clock.advance(60)
+    assert await handle.query("prices") == [3]
+    await handle.signal("item", {"price": 4}, key="b")
+    assert await handle.result() == [3, 4, 0]
+    assert await handle.update("seats", 2, id="u2") == 0
+
+
+async def test_handlers_wait_and_run_steps(boki_context: boki.testing.Context) -> None:
+    """Each in a thread of its own; payloads are of the type that the handler is annotated with."""
+    await talk_to_a_basket(boki_context)
+
+
+async def test_handlers_after_each_crash() -> None:
+    """A replay has handlers do again what they did, in the same order."""
+    contexts = 0
+    async for ctx in flows.every_crash():
+        contexts += 1
+        await talk_to_a_basket(ctx)
+    assert contexts > 6
+
+
+@workflow
+def refusing(_: None = None) -> str:
+    async def later(_: Any) -> None: ...
+
+    for register in (flow.on_signal, flow.on_update):
+        try:
+            register("word", later)
+        except InvalidArgument as error:
+            said = str(error)
+    return said
+
+
+async def test_handlers_are_of_the_kind_of_their_workflow(boki_context: boki.testing.Context) -> None:
+    """An `async def` would never be awaited in a thread."""
+    said = await (await refusing.start(boki_context)).result()
+    assert said == "the handler of word is an async def, and its workflow is a def: make both of one kind"
+
+
+@workflow
+def hasty() -> None:
+    def forever(_: Any) -> None:
+        flow.receive("never")
+
+    flow.on_signal("word", forever)
+    flow.receive("end")
+
+
+async def test_unfinished_handlers_are_named(boki_context: boki.testing.Context) -> None:
+    """Their threads end with the workflow."""
+    handle = await hasty.start(boki_context, id="h")
+    await handle.signal("word")
+    await handle.signal("end")
+    with pytest.raises(FunctionFailed, match=r"UnfinishedHandlers.*word"):
+        await handle.result()
+    assert not [thread for thread in threading.enumerate() if thread.name == "boki-flow-forever"]
