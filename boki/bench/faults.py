@@ -13,7 +13,7 @@ from boki.bench.cluster import Cluster, Status
 from boki.bench.load_functions.load import Fill, Watch
 from boki.bench.rows import Row
 from boki.bench.system import Options, target
-from boki.bench.timeline import compared
+from boki.bench.timeline import compared, copy_rates
 from boki.launch.up.health import drain_left, leader_of
 
 Step = Callable[[str], None]
@@ -150,27 +150,28 @@ def _repaired(options: Options, cluster: Cluster, *, is_idle: bool) -> Row:
         return told
 
     wanted_bytes = options.record_count * options.size_bytes
+    samples: list[tuple[int, int]] = []
+
+    def is_repaired(status: Status) -> bool:
+        told = repair_of(status)
+        samples.append((time.time_ns() // 1000, told.get("copied_bytes", 0)))
+        return bool(told.get("copied_bytes", 0) >= wanted_bytes and not told.get("lacking_records"))
+
     cluster.wait_for("copying", lambda status: repair_of(status).get("copied_bytes", 0) > 0)
-    began = time.monotonic()
-    done = cluster.wait_for(
-        "repaired",
-        lambda status: (
-            repair_of(status).get("copied_bytes", 0) >= wanted_bytes and not repair_of(status).get("lacking_records")
-        ),
-        600,
-    )
-    took_s = time.monotonic() - began
+    began_us = time.time_ns() // 1000
+    cluster.wait_for("repaired", is_repaired, 600)
     ended_us = time.time_ns() // 1000
     timeline = future.result()
-    copied_bytes = repair_of(done)["copied_bytes"]
     details: dict[str, Any] = {
         "roles": _roles(options),
         "load": "none" if is_idle else f"{_REPAIR_INFLIGHT} in flight",
-        "copied_mb": round(copied_bytes / 1e6),
-        "mb_per_s": round(copied_bytes / 1e6 / took_s, 1),
+        "copied_mb": round(samples[-1][1] / 1e6),
     }
-    if not is_idle:
-        details |= compared(timeline, at_us, ended_us)
+    if is_idle:
+        details["mb_per_s"] = copy_rates(samples, ended_us)["mb_per_s"]
+    else:
+        details |= copy_rates(samples, timeline.until_us) | compared(timeline, at_us, ended_us)
+        details["p99_copying_ms"] = compared(timeline, began_us, ended_us)["p99_ms"]
     return _row(options, "repair", watch.inflight, timeline, details)
 
 

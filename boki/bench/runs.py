@@ -20,7 +20,7 @@ from boki.bench.flow_state import flow_state
 from boki.bench.flow_takeover import flow_takeover
 from boki.bench.http_load import Post, generator_name, post_load
 from boki.bench.idle import idle
-from boki.bench.load_functions.load import BOOK, TAG, Fill, Load
+from boki.bench.load_functions.load import BATCH_RECORDS, BOOK, TAG, Fill, Load
 from boki.bench.peers import peers
 from boki.bench.queue import queue
 from boki.bench.rows import Round, Row, measured, rate, summary
@@ -33,7 +33,6 @@ from boki.client import BlockingClient
 Step = Callable[[str], None]
 
 APPEND_INFLIGHT = (1, 16, 256)
-BATCH_RECORDS = 1_000
 BATCH_INFLIGHT = (1, 4)
 SCAN_RECORDS = 300_000
 HTTP_CALLERS = (1, 64)

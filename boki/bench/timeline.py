@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 from boki.bench.load_functions.load import Timeline
@@ -35,6 +36,26 @@ def compared(timeline: Timeline, from_us: int, until_us: int | None = None) -> d
         "stall_ms": _ms(max((later - earlier for earlier, later in itertools.pairwise(ends)), default=None)),
         "failed": len(timeline.errors),
     }
+
+
+def copy_rates(samples: Sequence[tuple[int, int]], load_until_us: int) -> dict[str, float | None]:
+    """Megabytes a second that were copied while a load ran, and after its end; None where there was no such time.
+
+    Nodes copy slowly while appends arrive, so one rate over both says how long the load was, and nothing else.
+    `samples`: microseconds since the epoch and the bytes copied by then.
+
+    >>> copy_rates([(0, 0), (2_000_000, 16_000_000), (3_000_000, 50_000_000), (4_000_000, 120_000_000)], 2_500_000)
+    {'mb_per_s': 8.0, 'mb_per_s_after_load': 70.0}
+    """
+    under = [sample for sample in samples if sample[0] <= load_until_us]
+    after = [sample for sample in samples if sample[0] > load_until_us]
+    return {"mb_per_s": _mb_per_s(under), "mb_per_s_after_load": _mb_per_s(after)}
+
+
+def _mb_per_s(samples: Sequence[tuple[int, int]]) -> float | None:
+    if not samples or (passed_us := samples[-1][0] - samples[0][0]) <= 0:
+        return None
+    return round((samples[-1][1] - samples[0][1]) / passed_us, 1)
 
 
 def _ms(time_us: float | None) -> float | None:

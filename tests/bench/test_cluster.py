@@ -11,7 +11,7 @@ from boki.bench.faults import _last_change, _victim
 from boki.bench.flow_takeover import is_gone, stall_s
 from boki.bench.load_functions.load import Timeline
 from boki.bench.system import Options
-from boki.bench.timeline import compared
+from boki.bench.timeline import compared, copy_rates
 from boki.errors import ConfigError
 
 LEADER = {
@@ -72,6 +72,18 @@ def test_an_engine_is_gone_when_its_incarnation_is_in_no_membership() -> None:
     assert not is_gone({"members": [member]}, "engine-1", 7)
     assert is_gone({"members": [member]}, "engine-1", 6)
     assert is_gone({"members": []}, "engine-1", 7)
+
+
+def test_a_rate_of_repair_under_load_ends_with_the_load() -> None:
+    """What is copied after the load counts for itself: one rate over both was 35 MB/s where 8.4 are allowed, because
+    the load was over long before the copying.
+    """
+    timeline = Timeline([0, 19_999_000], [1_000, 1_000], [])
+    under = [(at * 1_000_000, at * 8_400_000) for at in range(21)]
+    after = [(21_000_000 + at * 1_000_000, 200_000_000 + at * 67_000_000) for at in range(13)]
+    assert copy_rates(under + after, timeline.until_us) == {"mb_per_s": 8.4, "mb_per_s_after_load": 67.0}
+    assert copy_rates(under, timeline.until_us) == {"mb_per_s": 8.4, "mb_per_s_after_load": None}
+    assert copy_rates(after, timeline.until_us) == {"mb_per_s": None, "mb_per_s_after_load": 67.0}
 
 
 def test_what_needs_a_cluster_is_refused_without_one() -> None:

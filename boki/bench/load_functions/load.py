@@ -8,6 +8,7 @@ folder serves them for `boki bench --url`.
 from __future__ import annotations
 
 import asyncio
+import operator
 import time
 
 import msgspec
@@ -20,7 +21,7 @@ from boki.log.limits import KIB
 
 BOOK = "bench"
 TAG = "bench"
-_FILL_RECORDS = 1_000
+BATCH_RECORDS = 1_000
 _PIECE_BYTES = 512 * KIB
 
 
@@ -73,6 +74,11 @@ class Timeline(msgspec.Struct, frozen=True):
     latencies_us: list[int]
     errors: list[str]
 
+    @property
+    def until_us(self) -> int:
+        """When the last append ended; 0 if none did."""
+        return max(map(operator.add, self.starts_us, self.latencies_us), default=0)
+
 
 @function(book=BOOK, timeout_s=600)
 async def watched_load(ctx: Context, watch: Watch) -> None:
@@ -106,7 +112,7 @@ async def watched_load(ctx: Context, watch: Watch) -> None:
 @function(book=BOOK, timeout_s=600)
 async def append_many_load(ctx: Context, load: Load) -> Round:
     """`append_many` of 1,000 records of `size_bytes`; one operation is one such call."""
-    records = [(bytes(load.size_bytes), [TAG])] * _FILL_RECORDS
+    records = [(bytes(load.size_bytes), [TAG])] * BATCH_RECORDS
 
     async def append(_caller: int) -> None:
         await ctx.logbook.append_many(records)
@@ -117,7 +123,7 @@ async def append_many_load(ctx: Context, load: Load) -> Round:
 @function(book=BOOK, timeout_s=600)
 async def read_next_load(ctx: Context, load: Load) -> Round:
     """`read_next` through the records of a tag that are in the cache, again from the first after the last."""
-    await ctx.logbook.append_many([(bytes(load.size_bytes), [TAG])] * _FILL_RECORDS)
+    await ctx.logbook.append_many([(bytes(load.size_bytes), [TAG])] * BATCH_RECORDS)
     next_seqnum = 0
 
     async def read(_caller: int) -> None:
@@ -148,13 +154,13 @@ async def fill(ctx: Context, wanted: Fill) -> int:
 
     async def append(first: int) -> None:
         nonlocal last_seqnum
-        stop = min(first + _FILL_RECORDS, wanted.record_count)
+        stop = min(first + BATCH_RECORDS, wanted.record_count)
         numbers = range(first, stop)
         records = [(data, [f"{TAG}{k or ''}:{n % wanted.distinct_tags}" for k in range(wanted.tags)]) for n in numbers]
         appended = await ctx.logbook.append_many(records)
         last_seqnum = max(last_seqnum, appended[-1])  # read after the wait: others append meanwhile
 
-    starts = iter(range(0, wanted.record_count, _FILL_RECORDS))
+    starts = iter(range(0, wanted.record_count, BATCH_RECORDS))
 
     async def append_until_the_end() -> None:
         for first in starts:
