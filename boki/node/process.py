@@ -24,7 +24,7 @@ from boki.host.private_files import keep_private
 from boki.host.process import prepare_process, spare_the_collector
 from boki.log.membership import Role
 from boki.node.console import log_to
-from boki.node.run import run_node
+from boki.node.run import incarnation_of, run_node
 
 _NODE: Final = "node"
 """What is started to play several roles."""
@@ -47,6 +47,8 @@ def run_process(config: NodeConfig, roles: Mapping[Role, NodeConfig]) -> int:
     log_to(sys.stdout, config.log_format, config.name)
     import uvloop
 
+    for role in roles:
+        incarnation_of(role)  # imported before `spare_the_collector` takes what is there for what stays
     prepare_process()
     exit_code: int = uvloop.run(_serve(config, roles))
     return exit_code

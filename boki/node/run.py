@@ -26,7 +26,6 @@ from boki.node.common_log import common_log
 from boki.node.controller import ControllerIncarnation
 from boki.node.coordination import SharedCoordinator
 from boki.node.engine import EngineIncarnation
-from boki.node.gateway import GatewayIncarnation
 from boki.node.home import Home
 from boki.node.incarnation import Ending, RoleIncarnation
 from boki.node.log_nodes import SequencerIncarnation, StorageIncarnation
@@ -37,17 +36,34 @@ _log = logging.getLogger("boki.node")
 _CONNECT_TIMEOUT_S: Final = 10.0
 _TELL_AFTER_S: Final = 1.0
 """A ZooKeeper that answers is connected to within much less: whoever looks is told what is waited for."""
-INCARNATIONS: Final[Mapping[Role, type[RoleIncarnation[Any]]]] = {
-    Role.GATEWAY: GatewayIncarnation,
+_INCARNATIONS: Final[Mapping[Role, type[RoleIncarnation[Any]]]] = {
     Role.ENGINE: EngineIncarnation,
-    Role.CONTROLLER: ControllerIncarnation,  # before those whose end it would take for a loss
+    Role.CONTROLLER: ControllerIncarnation,
     Role.STORAGE: StorageIncarnation,
     Role.SEQUENCER: SequencerIncarnation,
 }
-"""In the order in which the roles of a node stop: a role is gone before those that serve it."""
+_STOP_ORDER: Final = (
+    Role.GATEWAY,
+    Role.ENGINE,
+    Role.CONTROLLER,  # before those whose end it would take for a loss
+    Role.STORAGE,
+    Role.SEQUENCER,
+)
+"""The order in which the roles of a node stop: a role is gone before those that serve it."""
 _OVER: Final = (Ending.FAILED, Ending.EXPIRED, Ending.STOPPED)
 """Endings of an incarnation that are the node's; the first that any role has come to counts."""
 OnIncarnation = Callable[[RoleIncarnation[Any]], None]
+
+
+def incarnation_of(role: Role) -> type[RoleIncarnation[Any]]:
+    """The class of the role's incarnations. That of a gateway comes with an HTTP server, nearly half of the processor
+    time that all imports of a node take; it is imported where a gateway runs.
+    """
+    if role is Role.GATEWAY:
+        from boki.node.gateway import GatewayIncarnation
+
+        return GatewayIncarnation
+    return _INCARNATIONS[role]
 
 
 async def run_node(
@@ -70,7 +86,7 @@ async def run_node(
             homes[role] = Home(own.directory, own.node, role)
         # What says that the former incarnation of this node is over: the lock of a directory that is least likely to be
         # lost.
-        home = next(homes[role] for role in INCARNATIONS if role in homes)
+        home = next(homes[role] for role in _STOP_ORDER if role in homes)
         while not stop.is_set():
             coordinator = await _connect(config, home, stop)
             if coordinator is None:
@@ -127,7 +143,7 @@ class _Node:
             self._stop.begin()
             if len(self._roles) > 1:
                 await self._shared.announce_end()
-            for role in INCARNATIONS:
+            for role in _STOP_ORDER:
                 if role in self._running:
                     self._stops[role].set()
                     await asyncio.wait({self._running[role]})
@@ -145,7 +161,7 @@ class _Node:
         host = NodeId("") if self._config.node in self._names else self._config.node
         while True:
             coordinator = self._shared.join()
-            incarnation = INCARNATIONS[role](
+            incarnation = incarnation_of(role)(
                 self._roles[role], self._homes[role], coordinator, links, host, self._common_log, self._stop
             )
             self._on_incarnation(incarnation)

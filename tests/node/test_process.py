@@ -70,3 +70,15 @@ def test_a_key_for_fewer_roles_is_refused_before_zookeeper_is_waited_for(tmp_pat
     assert "run boki keygen" in told["node-4"]
     assert "node-5.key is missing: run boki keygen" in told["node-5"]
     assert not (tmp_path / "data").exists()
+
+
+def test_only_a_gateway_imports_an_http_server() -> None:
+    """It is nearly half of what the start of a node costs. A zygote has it: some of its nodes are gateways."""
+    code = (
+        "import importlib, sys; from boki.launch.up.zygote import _IMPORTED; import boki.node.process;"
+        "print('aiohttp' in sys.modules);"
+        "[importlib.import_module(name) for name in _IMPORTED];"
+        "print('aiohttp' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]

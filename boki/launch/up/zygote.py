@@ -34,7 +34,7 @@ _FAILED: Final = 1
 PROGRAM: Final = ("boki.launch.up.zygote",)
 """The module that is run, and its own arguments."""
 _NODE: Final = "boki.node.process"
-_IMPORTED: Final = (_NODE, "uvloop")
+_IMPORTED: Final = (_NODE, "boki.node.gateway", "uvloop")
 
 
 class Order(msgspec.Struct, frozen=True):
