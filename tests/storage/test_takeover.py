@@ -6,9 +6,11 @@ import pytest
 
 from boki.log.ids import NodeId, make_seqnum
 from boki.log.metalog import CloseShard, Trim
-from boki.protocol.messages import Holding, StateFetched
+from boki.protocol.effects import Send
+from boki.protocol.messages import FetchState, Holding, StateFetched
 from boki.storage.shards import batch_key
-from boki.storage.state import load_state
+from boki.storage.state import Checkpoint, load_state
+from boki.storage.takeover import Takeover
 from tests.members import ENGINE
 from tests.storage.cluster import Cluster
 
@@ -116,6 +118,37 @@ def test_a_large_state_comes_in_parts_of_one_moment(monkeypatch: pytest.MonkeyPa
     for key in keys:
         cluster.check("storage-1", key)
         assert cluster.has_all("storage-1", key)
+
+
+def test_a_state_comes_however_long_its_parts_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part took longer than a second, over a slow link or from a busy peer: the next peer was asked from the
+    beginning, the part came too late for its question, and so it went on for ever.
+    """
+    monkeypatch.setattr("boki.storage.takeover._PART_BYTES", 20)
+    cluster = Cluster()
+    cluster.append(cluster.open(*FIRST), 3)
+    cluster.world.tick(30)
+    asking = cluster.core("storage-1")
+    taking, members, came = Takeover(), asking._membership, list[object]()
+    under_way: list[tuple[int, NodeId, StateFetched]] = []
+    taking.need()
+    for now_us in range(1_000_000, 60_000_000, 100_000):
+        asked = list(taking.ask(NodeId("storage-1"), members, asking.follower, now_us))
+        for at_us, sender, part in [one for one in under_way if one[0] <= now_us]:
+            under_way.remove((at_us, sender, part))
+            match taking.take(sender, part, now_us):
+                case Send() as question:
+                    asked.append(question)
+                case Checkpoint() as state:
+                    came.append(state)
+                    taking.done()
+        for question in asked:
+            assert isinstance(question.message, FetchState)
+            part = cluster.core(question.to)._snapshots.give(question.message, now_us)
+            assert part.size_bytes > 3 * 20
+            under_way.append((now_us + 1_500_000, question.to, part))
+    assert len(came) == 1
+    assert taking._patience_us == 1_000_000
 
 
 def test_a_node_that_is_ahead_takes_nothing() -> None:
