@@ -17,22 +17,20 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import uvloop
 
-from boki import BokiError, Unavailable
+from boki import BokiError
 from boki.bench import peer_servers
-from boki.bench.peer_servers import HOST, NatsServer, RedisServer, Server, Started, server_name
+from boki.bench.jet_streams import ANSWER_S, stream_of
+from boki.bench.peer_servers import HOST, NatsServer, RedisServer, Server, Started
+from boki.bench.queue_flow import QueueLoad, QueueRound
+from boki.bench.queue_peers import JetStream, Kind, RedisStreams, queue_round
 from boki.bench.rounds import closed_loop
 from boki.bench.rows import Round, together
 
 Append = Callable[[int], Awaitable[object]]
-_ANSWER_S: Final = 30.0
-_LEADER_S: Final = 20.0
-_TRY_S: Final = 2.0
-_POLL_S: Final = 0.1
 _MOST_CONNECTIONS: Final = 256
 
 
@@ -43,20 +41,27 @@ class LogLoad:
     inflight: int
     size_bytes: int
     duration_s: float
+    batch_records: int = 1
+    """Records of one append; more than one are appended in the system's own way of many."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogPeer:
-    """A system with a log. `appending` opens a fresh stream in it."""
+    """A system with a log. `appending` opens a fresh stream in it; `batch_is` says what an append of many is."""
 
-    kind: str
-    server: Server
+    queue: Kind
     appending: Callable[[Started, int, LogLoad], AbstractAsyncContextManager[Append]]
+    batch_is: str
+
+    @property
+    def server(self) -> Server:
+        """The program, with its settings."""
+        return self.queue.server
 
     @property
     def name(self) -> str:
         """What rows call it: the system, its replicas and its durability."""
-        return f"{self.kind} R{self.server.replicas}, {self.server.durability}"
+        return f"{self.queue.name} R{self.server.replicas}, {self.server.durability}"
 
     @contextlib.contextmanager
     def running(self, scratch: Path, most_clients: int) -> Iterator[RunningPeer]:
@@ -82,6 +87,10 @@ class RunningPeer:
         rounds = [self.processes.submit(append_round, self.peer, self.started, load) for _ in range(clients)]
         return together([one.result() for one in rounds])
 
+    def deliver(self, load: QueueLoad) -> QueueRound:
+        """One round of producers and consumers, all in one process."""
+        return self.processes.submit(queue_round, self.peer.queue, self.started, load).result()
+
 
 def append_round(peer: LogPeer, started: Started, load: LogLoad) -> Round:
     """One client's round, in this process."""
@@ -95,13 +104,13 @@ def append_round(peer: LogPeer, started: Started, load: LogLoad) -> Round:
 
 @asynccontextmanager
 async def redis_stream(started: Started, _replicas: int, load: LogLoad) -> AsyncIterator[Append]:
-    """XADD to a stream that is deleted afterwards."""
+    """XADD to a stream that is deleted afterwards. A batch is a pipeline: one request and one answer on the wire."""
     from redis import asyncio as redis
     from redis.exceptions import RedisError
 
     connections = min(load.inflight, _MOST_CONNECTIONS)
-    options: dict[str, Any] = {"host": HOST, "port": started.ports[0], "socket_timeout": _ANSWER_S}
-    pool = redis.BlockingConnectionPool(max_connections=connections, timeout=_ANSWER_S, **options)
+    options: dict[str, Any] = {"host": HOST, "port": started.ports[0], "socket_timeout": ANSWER_S}
+    pool = redis.BlockingConnectionPool(max_connections=connections, timeout=ANSWER_S, **options)
     stream, body = f"bench-{uuid.uuid4().hex}", bytes(load.size_bytes)
 
     async with redis.Redis.from_pool(pool) as client:
@@ -109,7 +118,13 @@ async def redis_stream(started: Started, _replicas: int, load: LogLoad) -> Async
 
         async def append(_caller: int) -> None:
             try:
-                await client.xadd(stream, {"body": body})
+                if load.batch_records == 1:
+                    await client.xadd(stream, {"body": body})
+                    return
+                batch = client.pipeline(transaction=False)
+                for _ in range(load.batch_records):
+                    batch.xadd(stream, {"body": body})
+                await batch.execute()
             except RedisError as error:
                 raise BokiError(f"Redis: {error}") from None
 
@@ -119,55 +134,31 @@ async def redis_stream(started: Started, _replicas: int, load: LogLoad) -> Async
 
 @asynccontextmanager
 async def jet_stream(started: Started, replicas: int, load: LogLoad) -> AsyncIterator[Append]:
-    """Acknowledged publishing to a stream in files that is deleted afterwards."""
-    import nats
+    """Acknowledged publishing to a stream. A batch is that many publishes in flight, each acknowledged by itself."""
     from nats.errors import Error
 
     name, body = f"bench-{uuid.uuid4().hex}", bytes(load.size_bytes)
-    leader = await _new_stream(started, replicas, name)
-    connection = await nats.connect(f"nats://{HOST}:{leader}", allow_reconnect=False, pending_size=2**26)
-    try:
-        stream = connection.jetstream(timeout=_ANSWER_S)
+    async with stream_of(started, name, num_replicas=replicas) as stream:
 
         async def append(_caller: int) -> None:
             try:
-                await stream.publish(name, body, timeout=_ANSWER_S)
+                if load.batch_records == 1:
+                    await stream.publish(name, body, timeout=ANSWER_S)
+                    return
+                await asyncio.gather(*[await stream.publish_async(name, body) for _ in range(load.batch_records)])
             except Error as error:
                 raise BokiError(f"JetStream: {error}") from None
 
         yield append
-        await stream.delete_stream(name)
-    finally:
-        await connection.close()
-
-
-async def _new_stream(started: Started, replicas: int, name: str) -> int:
-    """Make the stream, as soon as the servers have a leader that can; the port of the server that leads it."""
-    import nats
-    from nats.errors import Error
-    from nats.js.api import StreamConfig
-
-    port = started.ports[0]
-    until = monotonic() + _LEADER_S
-    connection = await nats.connect(f"nats://{HOST}:{port}", allow_reconnect=False)
-    try:
-        stream = connection.jetstream(timeout=_TRY_S)
-        while True:
-            try:
-                made = await stream.add_stream(StreamConfig(name=name, subjects=[name], num_replicas=replicas))
-            except Error as error:
-                if monotonic() > until:
-                    raise Unavailable(f"JetStream makes no stream of {replicas} replicas: {error}") from None
-                await asyncio.sleep(_POLL_S)
-            else:
-                leader = made.cluster.leader if made.cluster is not None else None
-                return next((port for port in started.ports if server_name(port) == leader), port)
-    finally:
-        await connection.close()
 
 
 def _jet_stream(replicas: int, *, is_synced: bool) -> LogPeer:
-    return LogPeer("NATS JetStream", NatsServer(replicas, is_synced), jet_stream)
+    kind = JetStream(NatsServer(replicas, is_synced))
+    return LogPeer(kind, jet_stream, "publishes in flight, each with its acknowledgement")
+
+
+def _redis(appendfsync: Literal["always", "everysec"]) -> LogPeer:
+    return LogPeer(RedisStreams(RedisServer(appendfsync)), redis_stream, "one pipeline of XADD, not all or none")
 
 
 REFERENCE: Final = _jet_stream(3, is_synced=False)
@@ -177,6 +168,6 @@ LOG_PEERS: Final[tuple[LogPeer, ...]] = (
     _jet_stream(3, is_synced=True),
     _jet_stream(1, is_synced=False),
     _jet_stream(1, is_synced=True),
-    LogPeer("Redis Streams", RedisServer("always"), redis_stream),
-    LogPeer("Redis Streams", RedisServer("everysec"), redis_stream),
+    _redis("always"),
+    _redis("everysec"),
 )

@@ -38,7 +38,7 @@ def queue(options: Options, step: Step) -> Iterator[Row]:
         systems: dict[str, Run] = {_name(options): partial(_metered, system)}
         for kind in queue_peers.installed() if not options.url and options.durability == "fsync" else ():
             peer = stack.enter_context(queue_peers.running(kind, options.folder))
-            systems[f"{kind.name} {peer.version}"] = peer.run
+            systems[f"{kind.name} {peer.started.version}"] = peer.run
         for producers, consumers in PAIRS:
             load = QueueLoad("", producers, consumers, 1, options.size_bytes, options.duration_s)
             yield from _flow(options, step, systems, "queue", load)

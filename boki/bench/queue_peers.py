@@ -1,8 +1,9 @@
-"""What people use today, beside Boki in `boki bench queue`: Redis Streams and NATS JetStream, where they are installed.
+"""What people use today, beside Boki: queues of Redis Streams and NATS JetStream, where they are installed.
 
-Each is one server process on this machine, on loopback, over the same disk, told to sync every write before it
-acknowledges it, with the load in this process. Redis takes messages permanently, as Boki's `pop` does (a consumer
-group, NOACK); a work queue of JetStream is acked after each message, because it knows no other way.
+In `boki bench queue` each is one server process on this machine, on loopback, over the same disk, told to sync every
+write before it acknowledges it, with the load in this process; `boki bench peers` has others, whose rows say what they
+sync. Redis takes messages permanently, as Boki's `pop` does (a consumer group, NOACK); a work queue of JetStream is
+acked after each message, because it knows no other way.
 """
 
 from __future__ import annotations
@@ -18,40 +19,47 @@ import uvloop
 
 from boki import BokiError
 from boki.bench import peer_servers
-from boki.bench.peer_servers import HOST, NatsServer, RedisServer, Server
+from boki.bench.jet_streams import ANSWER_S, stream_of
+from boki.bench.peer_servers import HOST, NatsServer, RedisServer, Server, Started
 from boki.bench.queue_flow import Pipe, QueueLoad, QueueRound, flow
-
-_ANSWER_S: Final = 30.0
 
 
 class Kind(Protocol):
-    """A system that Boki is measured beside. Its server acknowledges nothing that is not synced."""
+    """A system that Boki is measured beside, as a queue."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What people call it."""
 
     @property
     def server(self) -> Server:
-        """The program that keeps the queue."""
+        """The program that keeps the queue, with its settings."""
 
-    def pipe(self, port: int, load: QueueLoad) -> AbstractAsyncContextManager[Pipe]:
-        """A fresh queue in that server, named as the load says."""
+    def pipe(self, started: Started, load: QueueLoad) -> AbstractAsyncContextManager[Pipe]:
+        """A fresh queue in that server, named as the load says, and deleted afterwards."""
 
 
+@dataclass(frozen=True, slots=True)
 class RedisStreams:
     """A stream with a consumer group; the log is synced at each event loop turn before the answers leave."""
 
-    name = "Redis Streams"
-    server = RedisServer()
+    server: RedisServer
+
+    @property
+    def name(self) -> str:
+        """See `Kind`."""
+        return "Redis Streams"
 
     @asynccontextmanager
-    async def pipe(self, port: int, load: QueueLoad) -> AsyncIterator[Pipe]:
+    async def pipe(self, started: Started, load: QueueLoad) -> AsyncIterator[Pipe]:
         """See `Kind`. Each producer and each consumer has a connection of its own."""
         from redis import asyncio as redis
 
-        connections = load.producers + load.consumers + 1
-        async with redis.Redis(host=HOST, port=port, max_connections=connections, socket_timeout=_ANSWER_S) as client:
+        options: dict[str, Any] = {"host": HOST, "port": started.ports[0], "socket_timeout": ANSWER_S}
+        async with redis.Redis(max_connections=load.producers + load.consumers + 1, **options) as client:
             await client.xgroup_create(load.queue, "group", id="0", mkstream=True)
             yield _RedisPipe(client, load.queue)
+            await client.delete(load.queue)
 
 
 class _RedisPipe:
@@ -78,28 +86,26 @@ class _RedisPipe:
         return body
 
 
+@dataclass(frozen=True, slots=True)
 class JetStream:
     """A stream with the retention of a work queue, and a durable pull consumer."""
 
-    name = "NATS JetStream"
-    server = NatsServer()
+    server: NatsServer
+
+    @property
+    def name(self) -> str:
+        """See `Kind`."""
+        return "NATS JetStream"
 
     @asynccontextmanager
-    async def pipe(self, port: int, load: QueueLoad) -> AsyncIterator[Pipe]:
+    async def pipe(self, started: Started, load: QueueLoad) -> AsyncIterator[Pipe]:
         """See `Kind`. All share one connection, as its client wants it."""
-        import nats
-        from nats.js.api import RetentionPolicy, StreamConfig
+        from nats.js.api import RetentionPolicy
 
-        connection = await nats.connect(f"nats://{HOST}:{port}", allow_reconnect=False)
-        try:
-            stream = connection.jetstream(timeout=_ANSWER_S)
-            await stream.add_stream(
-                StreamConfig(name=load.queue, subjects=[load.queue], retention=RetentionPolicy.WORK_QUEUE)
-            )
+        settings = {"num_replicas": self.server.replicas, "retention": RetentionPolicy.WORK_QUEUE}
+        async with stream_of(started, load.queue, **settings) as stream:
             consumer = await stream.pull_subscribe(load.queue, durable="group", stream=load.queue)
             yield _JetStreamPipe(stream, consumer, load.queue)
-        finally:
-            await connection.close()
 
 
 class _JetStreamPipe:
@@ -112,7 +118,7 @@ class _JetStreamPipe:
         from nats.errors import Error
 
         try:
-            await self._stream.publish(self._subject, body, timeout=_ANSWER_S)
+            await self._stream.publish(self._subject, body, timeout=ANSWER_S)
         except Error as error:
             raise BokiError(f"JetStream: {error}") from None
 
@@ -128,7 +134,7 @@ class _JetStreamPipe:
         return body
 
 
-KINDS: Final[tuple[Kind, ...]] = (RedisStreams(), JetStream())
+KINDS: Final[tuple[Kind, ...]] = (RedisStreams(RedisServer()), JetStream(NatsServer()))
 
 
 def installed() -> list[Kind]:
@@ -136,26 +142,30 @@ def installed() -> list[Kind]:
     return [kind for kind in KINDS if peer_servers.is_installed(kind.server)]
 
 
+def queue_round(kind: Kind, started: Started, load: QueueLoad) -> QueueRound:
+    """Send that load through a fresh queue, from this process."""
+
+    async def run() -> QueueRound:
+        async with kind.pipe(started, load) as pipe:
+            return await flow(load, pipe)
+
+    return uvloop.run(run())
+
+
 @dataclass(frozen=True, slots=True)
 class Peer:
     """A running server."""
 
     kind: Kind
-    version: str
-    port: int
+    started: Started
 
     def run(self, load: QueueLoad) -> QueueRound:
-        """Send that load through a fresh queue."""
-
-        async def run() -> QueueRound:
-            async with self.kind.pipe(self.port, load) as pipe:
-                return await flow(load, pipe)
-
-        return uvloop.run(run())
+        """See `queue_round`."""
+        return queue_round(self.kind, self.started, load)
 
 
 @contextlib.contextmanager
 def running(kind: Kind, scratch: Path) -> Iterator[Peer]:
     """A server of that kind over a temporary folder in `scratch`; both are gone at the end."""
     with peer_servers.running(kind.server, scratch) as started:
-        yield Peer(kind, started.version, started.ports[0])
+        yield Peer(kind, started)

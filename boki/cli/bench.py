@@ -173,7 +173,7 @@ def _chosen(names: list[str], is_cluster: bool) -> list[str]:
 def _show(rows: list[Row], options: Options) -> None:
     kind = "separate roles, " if options.is_separate else "cluster, " if options.is_cluster else ""
     system = options.url or f"{kind}{count_text(options.replicas, 'replica')}, {options.durability}"
-    if all(row.bench == "peers" for row in rows):
+    if all(row.bench.startswith("peers") for row in rows):
         system = "several systems on this machine"  # each row says its replicas and its durability
     columns = ["bench", "in flight>", "bytes>", "ops/s>", "p50 ms>", "p99 ms>", "errors>", "besides~"]
     title = f"{system}, {count_text(options.rounds, 'round')} of {options.duration_s:g} s"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from boki.bench import peer_servers, peers
@@ -15,6 +17,7 @@ from boki.bench.log_peers import LOG_PEERS, REFERENCE, LogLoad, LogPeer, append_
 from boki.bench.peer_servers import NatsServer, RedisServer
 from boki.bench.peers import System, compared
 from boki.bench.plot import draw
+from boki.bench.queue_flow import QueueLoad, QueueRound
 from boki.bench.rows import Round, Row
 from boki.bench.system import Options
 from boki.cli.app import app
@@ -37,6 +40,90 @@ def test_records_are_appended_to_a_real_server_that_is_gone_afterwards(peer: Log
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((peer_servers.HOST, started.ports[0]))
     assert list(tmp_path.iterdir()) == []
+
+
+async def _record_counts(peer: LogPeer, started: peer_servers.Started) -> list[int]:
+    """How many records each stream of the server holds."""
+    if peer.server.client == "redis":
+        from redis import asyncio as redis
+
+        async with redis.Redis(host=peer_servers.HOST, port=started.ports[0]) as client:
+            return [await client.xlen(key) for key in await client.keys("*")]
+    import nats
+
+    connection = await nats.connect(f"nats://{peer_servers.HOST}:{started.ports[0]}")
+    try:
+        return [info.state.messages for info in await connection.jetstream().streams_info()]
+    finally:
+        await connection.close()
+
+
+@pytest.mark.parametrize("peer", SINGLE, ids=lambda peer: peer.name)
+def test_an_append_of_many_appends_as_many_in_the_systems_own_way(peer: LogPeer, tmp_path: Path) -> None:
+    """Its row multiplies appends by the records of one, so each must be there; the stream is gone afterwards."""
+
+    async def append_twice(started: peer_servers.Started) -> None:
+        async with peer.appending(started, 1, LogLoad(1, 100, 0.1, 7)) as append:
+            await append(0)
+            await append(0)
+            assert await _record_counts(peer, started) == [14]
+        assert await _record_counts(peer, started) == []
+
+    with peer_servers.running(peer.server, tmp_path) as started:
+        asyncio.run(append_twice(started))
+
+
+def test_a_queue_has_as_many_replicas_as_its_row_says(tmp_path: Path) -> None:
+    """Of three servers, and its messages come out once."""
+
+    async def replicas(started: peer_servers.Started) -> int:
+        load = QueueLoad("several", 1, 1, 1, 100, 0.1)
+        async with REFERENCE.queue.pipe(started, load) as pipe:
+            await pipe.push(b"x")
+            assert await pipe.pop(5.0) == b"x"
+            import nats
+
+            connection = await nats.connect(f"nats://{peer_servers.HOST}:{started.ports[0]}")
+            found = await connection.jetstream().stream_info("several")
+            await connection.close()
+            return int(found.config.num_replicas)
+
+    with REFERENCE.running(tmp_path, 1) as running:
+        assert asyncio.run(replicas(running.started)) == 3
+        one = running.deliver(QueueLoad("round", 2, 2, 1, 100, 0.2))
+    assert one.delivered_count > 0
+    assert one.error_count == 0
+
+
+def system(name: str, loads: list[object], one: QueueRound) -> System:
+    """A system that notes what load it gets."""
+
+    def run(clients: int, load: LogLoad) -> Round:
+        loads.append((clients, load))
+        return Round(300, 0, 1.0, 3.0, 9.0)
+
+    def deliver(load: QueueLoad) -> QueueRound:
+        loads.append(replace(load, queue=""))
+        return one
+
+    return System(name, "1.0", 3, "fsync", run, deliver, f"as {name} does")
+
+
+def test_batches_and_a_queue_have_rows_of_their_own() -> None:
+    """A batch's rate counts its records and its row says what the batch is; a queue's figures are of deliveries."""
+    loads: list[object] = []
+    found = QueueRound(50, 60, 2, 0.5, 1.0, 2.0, 3.0, 4.0)
+    systems = [system(name, loads, found) for name in ("ours", REFERENCE.name)]
+    options = Options(rounds=1, duration_s=0.5)
+    one, *_, four = peers._batches(options, lambda _text: None, systems)
+    assert (one.bench, one.inflight, four.inflight, one.size_bytes) == ("peers-append-many", 1, 4, 100)
+    assert (one.details["records_per_s"], one.details["batch_is"]) == (300_000, "as ours does")
+    assert one.details["rate_to_nats_r3"] == 1.0
+    assert (1, LogLoad(4, 100, 0.5, 1_000)) in loads
+    ours, _ = peers._queues(options, lambda _text: None, systems)
+    assert (ours.bench, ours.inflight, ours.details["consumers"]) == ("peers-queue", 64, 64)
+    assert (ours.ops_per_s, ours.p50_ms, ours.p99_ms, ours.errors) == (100.0, 3.0, 4.0, 2)
+    assert loads[-1] == QueueLoad("", 64, 64, 1, 1024, 0.5)
 
 
 def test_every_row_names_replicas_and_durability() -> None:
@@ -78,7 +165,8 @@ def test_ratios_are_medians_of_rounds_that_followed_each_other() -> None:
             Round(1_000, 0, 1.0, 2.0, 5.0),
         ],
     }
-    ours = compared(System("ours", "1.0", 3, "fsync", lambda *_: rounds["ours"][0]), 2, LOAD, rounds)
+    nothing = QueueRound(0, 0, 0, 1.0, None, None, None, None)
+    ours = compared(system("ours", [], nothing), 2, LOAD, rounds)
     assert (ours.ops_per_s, ours.p50_ms, ours.errors, ours.inflight) == (2_000, 3.0, 1, 512)
     assert ours.details == {"version": "1.0", "clients": 2, "rate_to_nats_r3": 2.0, "p50_to_nats_r3": 1.5}
     assert (ours.durability, ours.replicas, ours.system) == ("fsync", 3, "ours")
