@@ -48,7 +48,7 @@ def run_process(config: NodeConfig, roles: Mapping[Role, NodeConfig]) -> int:
     import uvloop
 
     for role in roles:
-        incarnation_of(role)  # imported before `spare_the_collector` takes what is there for what stays
+        incarnation_of(role)  # imports it before `spare_the_collector` counts its objects as permanent
     prepare_process()
     exit_code: int = uvloop.run(_serve(config, roles))
     return exit_code

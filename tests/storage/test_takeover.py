@@ -122,7 +122,7 @@ def test_a_large_state_comes_in_parts_of_one_moment(monkeypatch: pytest.MonkeyPa
 
 def test_a_state_comes_however_long_its_parts_take(monkeypatch: pytest.MonkeyPatch) -> None:
     """A part took longer than a second, over a slow link or from a busy peer: the next peer was asked from the
-    beginning, the part came too late for its question, and so it went on for ever.
+    beginning, the part came too late for its question, and the state never came.
     """
     monkeypatch.setattr("boki.storage.takeover._PART_BYTES", 20)
     cluster = Cluster()
