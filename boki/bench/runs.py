@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from boki.bench import faults, index_memory
+from boki.bench.floor import floor
 from boki.bench.flow import flow
 from boki.bench.flow_sleepers import flow_sleepers
 from boki.bench.flow_soak import flow_soak
@@ -170,6 +171,7 @@ BENCHMARKS: dict[str, Callable[[Options, Step], Iterator[Row]]] = {
     "store": store,
     "spark": spark,
     "peers": peers,
+    "floor": floor,
     **CLUSTER_BENCHMARKS,
 }
 

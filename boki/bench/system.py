@@ -18,7 +18,9 @@ from boki.launch.child import Child
 
 LOAD_FUNCTIONS = Path(__file__).parent / "load_functions"
 NEED_CLUSTER = frozenset({"failover", "scaling", "repair", "flow-takeover"})
-NEED_OWN_SYSTEM = NEED_CLUSTER.union(("cold-start", "restart", "memory", "idle", "flow-soak", "flow-sleepers", "peers"))
+NEED_OWN_SYSTEM = NEED_CLUSTER.union(
+    ("cold-start", "restart", "memory", "idle", "flow-soak", "flow-sleepers", "peers", "floor")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,8 @@ class Options:
             raise ConfigError("--peers compares systems on this machine that sync: leave --url and --durability out")
         if self.is_traced and (self.url or list(names) != ["append"]):
             raise ConfigError("--trace shows where the time of append goes in a system of its own: name append alone")
+        if "floor" in names and not self.size_bytes:
+            raise ConfigError("floor counts bytes to know which records have arrived: say --size-bytes 1 or more")
         if self.is_separate and not self.is_cluster:
             raise ConfigError("--separate is a layout of clusters: say --cluster")
         has_clusters = self.is_cluster or set(names) == {"peers"}  # which starts them itself

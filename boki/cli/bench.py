@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 NAMES = (
     *("append", "read", "invoke", "cold-start", "restart", "memory", "idle", "queue", "flow", "store", "spark"),
-    *("flow-state", "flow-soak", "flow-sleepers", "flow-takeover", "peers", "failover", "scaling", "repair"),
+    *("flow-state", "flow-soak", "flow-sleepers", "flow-takeover", "peers", "floor", "failover", "scaling", "repair"),
 )
 NAMED_ONLY = frozenset({"spark", "peers"})
 """Not among all: they need packages that the others do without."""
