@@ -36,17 +36,20 @@ class Mode:
     """What waits is suspended at once: its timers and messages come from the log alone."""
     crashes: bool = False
     """Its process dies before and after each step, one after the other."""
+    races: bool = False
+    """Every run of a workflow or an attendant is executed twice at once, as where an engine was taken for lost."""
 
     def takes(self, case: Case) -> bool:
         """Whether the case makes sense in it."""
-        return (case.crashes or not self.crashes) and (case.clusters or self.cluster is None)
+        is_possible = (case.crashes or not self.crashes) and (case.races or not self.races)
+        return is_possible and (case.clusters or self.cluster is None)
 
     def run(self, case: Case) -> None:
         """Run the case."""
         with self._switched():
             if self.cluster is not None:
                 forget()
-                run_clustered(case.run, self.cluster)
+                run_clustered(case.run, self.cluster, zombies=float(self.races))
             else:
                 asyncio.run(self._run_here(case))
 
@@ -99,9 +102,13 @@ CRASHES: Final = (
     Mode("a crash at every step, timers from the log only", crashes=True, suspends=True),
     Mode("a crash at every step with replay, timers from the log only", crashes=True, replays=True, suspends=True),
 )
-MODES: Final = EIGHT + CRASHES
+RACES: Final = (
+    Mode("cluster with two executions of each run", CLUSTER, races=True),
+    Mode("cluster with two executions of each run and replay", CLUSTER, races=True, replays=True),
+)
+MODES: Final = EIGHT + CRASHES + RACES
 _CHEAP: Final = tuple(mode for mode in MODES if mode.cluster is None and mode.name != "one process")
-_CLUSTERED: Final = tuple(mode for mode in EIGHT if mode.cluster is not None)
+_CLUSTERED: Final = tuple(mode for mode in MODES if mode.cluster is not None)
 _EACH: Final = 12
 """Of this many cases one is run on a cluster in the sample."""
 

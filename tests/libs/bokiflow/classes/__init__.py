@@ -22,13 +22,15 @@ Run = Callable[[boki.testing.Context], Awaitable[None]]
 class Case:
     """One case. `crashes`: whether it makes sense with a process that dies at each of its steps.
 
-    `clusters`: whether it takes so little virtual time that a cluster can be simulated meanwhile.
+    `clusters`: whether it takes so little virtual time that a cluster can be simulated meanwhile. `races`: whether it
+    makes sense with two executions of each run, so that bodies of steps run twice as often.
     """
 
     source: str
     run: Run
     crashes: bool
     clusters: bool
+    races: bool
 
     @property
     def name(self) -> str:
@@ -39,11 +41,11 @@ class Case:
 CASES: list[Case] = []
 
 
-def case(source: str, *, crashes: bool = True, clusters: bool = True) -> Callable[[Run], Run]:
+def case(source: str, *, crashes: bool = True, clusters: bool = True, races: bool = True) -> Callable[[Run], Run]:
     """Add a case that comes from `source`."""
 
     def add(run: Run) -> Run:
-        CASES.append(Case(source, run, crashes, clusters))
+        CASES.append(Case(source, run, crashes, clusters, races))
         return run
 
     return add

@@ -210,11 +210,13 @@ async def a_place_is_free_however_its_workflow_ends(ctx: Context) -> None:
 
 @case("hatchet#211, #10: cancel in every state; DBOS delay_cancel_resume_list")
 async def what_waits_for_its_turn_is_cancelled_and_started_again(ctx: Context) -> None:
-    handles = [await _start(ctx, one_each, f"n{number}") for number in range(4)]
+    handles = [await _start(ctx, one_each, f"n{number}", seconds=30) for number in range(4)]
     await handles[1].cancel("not wanted")
     await handles[2].kill()
     assert await ended_as(handles[1]) == "WorkflowCancelled"
     assert (await handles[2].status()).status == "cancelled"
+    assert begun() == ["n0"]
+    assert "n0 out" not in done(), "at once, and not in their turn"
     again = await _start(ctx, one_each, "n1", if_ended="again")
     assert [await handles[0].result(), await handles[3].result(), await again.result()] == ["n0", "n3", "n1"]
     assert begun() == ["n0", "n3", "n1"]

@@ -187,12 +187,16 @@ async def plain_code_has_state_and_locks(ctx: Context) -> None:
             flow.store.write("visits", seen + 1)
             assert not flow.store.cond_write("visits", 100, expected=seen)
             act(f"{flow.id} out")
+        flow.receive("go")
         return held.token
 
     handles = []
     for number in range(3):
         handles.append(await careful.start(ctx, 5, id=f"n{number}"))
         await ctx.clock.advance(1)
+    await until(ctx, lambda: "n2 out" in done())
+    for handle in handles:
+        await handle.signal("go")
     tokens = [await handle.result() for handle in handles]
     assert tokens == sorted(set(tokens))
     assert list(DONE.values()) == [f"n{number} {way}" for number in range(3) for way in ("in", "out")]

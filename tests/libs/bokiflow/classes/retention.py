@@ -87,6 +87,7 @@ async def what_was_rewound_is_kept(ctx: Context) -> None:
     await ctx.clock.advance(8)
     await _sweep(ctx)
     assert await left(ctx, handle) >= 2
+    assert (await read_history(ctx.logbook, journal_tag(handle.invocation_id))).entries
     await ctx.clock.advance(KEEP_S)
     await _sweep(ctx)
     assert await left(ctx, handle) == 0
@@ -132,9 +133,12 @@ async def signals_reach_the_round_that_a_step_count_begins(ctx: Context) -> None
             flow.continue_if_long([total, count])
         return total
 
-    handle = await summing.start(ctx, [0, 0], id="s")
-    for number in range(10):
+    handle = summing.handle(ctx, "s")
+    for number in range(5):
         await handle.signal("number", number)
+    await summing.start(ctx, [0, 0], id="s")
+    for number in range(5, 10):
         await ctx.clock.advance(number % 3)
+        await handle.signal("number", number)
     assert await handle.result() == 45
     assert done() == {f"number {count}": 1 for count in range(1, 11)}

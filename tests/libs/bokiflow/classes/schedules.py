@@ -163,9 +163,11 @@ async def a_trigger_starts_once_also_while_paused(ctx: Context) -> None:
 async def ticks_of_the_past_are_started_in_their_order(ctx: Context) -> None:
     schedule = await report.schedule(ctx, 2, id="m", cron="0 0 1 1 *")
     years = [f"{year}-01-01T00:00:00Z" for year in range(2000, 2006)]
+    began_us = ctx.clock.now_us
     for _ in range(2):
         assert await schedule.backfill(datetime(2000, 1, 1, tzinfo=UTC), datetime(2006, 1, 1, tzinfo=UTC)) == 6
     await _until(ctx, 6)
+    assert ctx.clock.now_us - began_us >= 10_000_000, "one after the other"
     await ctx.clock.advance(30)
     assert ticks() == years, "the second backfill finds each of them done"
     assert set(done().values()) == {1}

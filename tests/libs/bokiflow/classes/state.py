@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 from unittest.mock import patch
 
@@ -206,6 +207,7 @@ async def transfer(order: list[Any]) -> int:
         left: int = await txn.object(source).increment("", -amount)
         if left < 0:
             raise ValueError("not enough")
+        await flow.sleep(1)
         await txn.object(target).increment("", amount)
         txn.append(b"moved", ["audit"])
         return left
@@ -236,7 +238,7 @@ async def what_a_transaction_has_read_holds_when_it_commits(ctx: Context) -> Non
         async def leave(txn: Any) -> bool:
             if not await txn.object(other).get():
                 return False
-            await do(f"{me} has looked")
+            await flow.sleep(5)
             await txn.object(me).set("", False)
             return True
 
@@ -246,6 +248,35 @@ async def what_a_transaction_has_read_holds_when_it_commits(ctx: Context) -> Non
         await Store(ctx).object(name).set("", True)
     handles = [await on_leave.start(ctx, order) for order in (["ada", "bob"], ["bob", "ada"])]
     assert sorted([await handle.result() for handle in handles]) == ["leaves", "stays"]
+    assert sorted(await values(ctx, "ada", "bob")) == [False, True]
+
+
+@workflow
+async def looks(name: str) -> bool:
+    """Only reads."""
+    found: bool = await flow.store.read(name)
+    return found
+
+
+@case("Hermitage g2-item, through a called workflow")
+async def what_a_called_workflow_has_read_holds_when_its_parent_commits(ctx: Context) -> None:
+    @workflow
+    async def on_leave(order: list[str]) -> bool:
+        me, other = order
+
+        async def leave(txn: Any) -> bool:
+            is_covered: bool = await flow.call(looks, other)
+            await flow.sleep(5)
+            if is_covered:
+                await txn.object(me).set("", False)
+            return is_covered
+
+        return await flow.store.run(leave)
+
+    for name in ("ada", "bob"):
+        await Store(ctx).object(name).set("", True)
+    handles = [await on_leave.start(ctx, order) for order in (["ada", "bob"], ["bob", "ada"])]
+    assert sorted([await handle.result() for handle in handles]) == [False, True]
     assert sorted(await values(ctx, "ada", "bob")) == [False, True]
 
 
@@ -304,6 +335,17 @@ async def a_called_workflow_that_fails_leaves_nothing(ctx: Context) -> None:
         await result_of(ctx, trip, ["hotel", "flight"])
     assert await values(ctx, "hotel", "flight", "taken") == [1, None, None]
 
+    @workflow
+    async def stubborn() -> None:
+        async with flow.store.transaction() as txn:
+            with suppress(FunctionFailed):
+                await flow.call(take, "flight")
+            await txn.object("trips").increment("")
+
+    with pytest.raises(FunctionFailed, match="cannot commit, because take failed in it"):
+        await result_of(ctx, stubborn)
+    assert await values(ctx, "trips") == [None]
+
 
 @case("boki.md 7.1: the published commit forgets read locks")
 async def what_was_only_read_is_free_again(ctx: Context) -> None:
@@ -315,6 +357,8 @@ async def what_was_only_read_is_free_again(ctx: Context) -> None:
         if way == "lock":
             async with flow.lock("x"):
                 seen = await flow.store.read("x")
+        await do(f"looked {way}")
+        await flow.receive("go")
         if way == "fails":
             raise ValueError(way)
         return seen
@@ -331,6 +375,8 @@ async def what_was_only_read_is_free_again(ctx: Context) -> None:
 
     await Store(ctx).object("x").set("", 1)
     for number, way in enumerate(("reads", "lock", "fails")):
-        looks = await looking.start(ctx, way)
-        assert await ended_as(looks) == ("ValueError" if way == "fails" else number + 1)
-        assert await result_of(ctx, writing) == number + 2
+        handle = await looking.start(ctx, way)
+        await until(ctx, lambda way=way: f"looked {way}" in done())  # type: ignore[misc]
+        assert await result_of(ctx, writing) == number + 2, "while that one has not ended"
+        await handle.signal("go")
+        assert await ended_as(handle) == ("ValueError" if way == "fails" else number + 1)

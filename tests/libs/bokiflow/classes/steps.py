@@ -92,7 +92,7 @@ async def a_cancelled_step_has_not_timed_out(ctx: Context) -> None:
         await handle.result()
 
 
-@case("DBOS test_failures step_retries_no_final_sleep")
+@case("DBOS test_failures step_retries_no_final_sleep", races=False)
 async def no_delay_after_the_last_attempt(ctx: Context) -> None:
     @step(retry=Retry(attempts=3, first_s=10, jitter=0))
     async def failing() -> None:
