@@ -37,7 +37,7 @@ class Mode:
     crashes: bool = False
     """Its process dies before and after each step, one after the other."""
     races: bool = False
-    """Every run of a workflow or an attendant is executed twice at once, as where an engine was taken for lost."""
+    """Every run of a workflow or an attendant is executed twice at once, as where an engine was presumed lost."""
 
     def takes(self, case: Case) -> bool:
         """Whether the case makes sense in it."""
