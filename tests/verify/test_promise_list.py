@@ -1,6 +1,7 @@
-"""Points of the check-list of a promise machine that no simulated run shows, each with its safeguard switched off.
+"""The last points of the check-list of a promise machine (C11, C12), each with its safeguard switched off.
 
-See docs/simulation.md; the other points have their ablations in `tests.verify.sim`.
+In small simulated runs first, and then where no simulated run comes: promises that are settled from outside, and a
+gateway with sockets. See docs/simulation.md; the other points have their ablations in `tests.verify.sim`.
 """
 
 from __future__ import annotations
@@ -9,14 +10,20 @@ from typing import Any
 
 import pytest
 
+from boki.engine.watches import Watches
 from boki.errors import BokiError
 from boki.gateway.server import listener
 from boki.libs.bokiflow.loop import FlowFuture
 from boki.libs.bokiflow.mailbox import Mailbox
 from boki.libs.bokiflow.records import Resolved
+from boki.verify.sim.options import Options
+from boki.verify.sim.simulation import simulate
+from boki.verify.sim.strangers import NOT_TOLD
+from boki.verify.sim.subscriptions import SETTLED
 from tests.gateway.test_server import test_without_the_token_nothing_but_the_probes_answers as check_token
 from tests.libs.bokiflow.classes import Case, messages
 from tests.libs.bokiflow.modes import MODES
+from tests.verify.sim.ablations import ABLATIONS
 from tests.verify.sim.without import without
 
 
@@ -33,6 +40,28 @@ def _offer_again(self: Mailbox, seqnum: int, note: Any) -> None:
 
 
 _offer = Mailbox._offer
+SLEEPY = Options(seed=2, clients=1, engines=2, chaos_us=2_000_000, calls=3, call_sleep=1.0)
+"""A run in which what some calls wait for is there before they are suspended."""
+CALM = Options(seed=4, clients=1, engines=2, chaos_us=2_000_000, flows=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "safeguard", "promise"),
+    [(SLEEPY, "wake-ups that came first", SETTLED), (CALM, "the token", NOT_TOLD)],
+    ids=["C11", "C12"],
+)
+def test_in_simulated_runs_its_own_checker_notices(options: Options, safeguard: str, promise: str) -> None:
+    """Nothing with the safeguard, and this promise without."""
+    assert simulate(options).violations == []
+    with ABLATIONS[safeguard]():
+        assert promise in {each.promise for each in simulate(options).violations}
+
+
+def test_c11_a_subscription_that_is_never_ended_is_noticed() -> None:
+    """Also one that was taken in time, if its record comes and does not end it."""
+    with without(Watches, "on_applied", lambda _self, _rows: []):
+        texts = [str(each) for each in simulate(SLEEPY).violations if each.promise == SETTLED]
+    assert "still waits for" in "".join(texts)
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ from boki.verify.sim.flow_work import WORKFLOWS, CallsOfEngine, ImpatientLog, co
 from boki.verify.sim.gateways import GatewayNode
 from boki.verify.sim.loops import SimulatedLoop, answer_of
 from boki.verify.sim.nodes import World
+from boki.verify.sim.subscriptions import Subscriptions
 
 BOOK: Final = "effects"
 NEWS: Final = "news"
@@ -150,7 +151,7 @@ class LoggedEngine:
         self._is_used = node.world.options.logs_calls
         self.is_open = not self._is_used
         self.loop = node.loop
-        self._watches: dict[tuple[str, str, Finish], Callable[..., None]] = {}
+        self.subscriptions = Subscriptions(node, node.world.late_subscriptions.append)
         self.calls = LoggedCalls(
             self,
             self._run,
@@ -194,26 +195,12 @@ class LoggedEngine:
 
     def watch(self, book: str, tag: str, min_seqnum: int, finish: Finish) -> None:
         """See `boki.books.calls.sleepers.WatchingPort`."""
-        if self._is_dead:
-            return
-
-        is_there = False
-
-        def done(answer: Answer, positions: Positions) -> None:
-            nonlocal is_there
-            is_there = True
-            self.loop.call_soon(finish, answer, positions)
-
-        self._watches[book, tag, finish] = done
-        self._node.watch(book, tag, min_seqnum, done)
-        if is_there:
-            self._node.clock.sometimes("a record was there before its call was suspended")
+        if not self._is_dead:
+            self.subscriptions.add(book, tag, min_seqnum, finish)
 
     def unwatch(self, book: str, tag: str, finish: Finish) -> None:
         """See `boki.books.calls.sleepers.WatchingPort`."""
-        done = self._watches.pop((book, tag, finish), None)
-        if done is not None and self._node.engine is not None:
-            self._node.engine.watches.remove(book, tag, done)
+        self.subscriptions.remove(book, tag, finish)
 
     async def _await(self, begin: Callable[[Callable[..., None]], None], positions: Positions) -> Answer:
         begin = begin if not self._is_dead else lambda _done: None

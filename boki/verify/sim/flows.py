@@ -2,7 +2,7 @@
 
 Some processes behind gateways start errands (`boki.verify.sim.flow_work`), signal them before and after the start, and
 cancel those that would wait forever. What is promised stands in `boki.verify.workloads.errand_checks`, and of the
-calls that the workflows are in `boki.verify.sim.flow_promises`.
+calls that the workflows are in `boki.verify.sim.call_promises`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from boki.log.record import Record
 from boki.protocol.calls import OVER, Call, CallChange, InvocationState, Outcome, Payload
 from boki.verify.histories.facts import Violation
 from boki.verify.sim.calls import CallLedger, doors_of
-from boki.verify.sim.flow_promises import find_wrong_promises
 from boki.verify.sim.flow_work import context_of, to_be_logged
 from boki.verify.sim.processes import Process
 from boki.verify.workloads.errand_checks import Run, find_wrong_flows
@@ -50,8 +49,8 @@ class FlowClients:
         """What each run of a step's body has left in the log, once that is read in the end."""
         self.keyed_deeds: list[Record] = []
         """What was left under each step's key."""
-        self.promises: dict[str, list[Record]] = {}
-        """By invocation id, what the book of logged calls says of an errand, once that is read in the end."""
+        self.ids: list[tuple[str, str]] = []
+        """Of each errand: its id, and that of the logged call that it is."""
         self._processes: list[Process] = []
         self._busy = world.options.flows
         self._is_calm = False
@@ -93,7 +92,7 @@ class FlowClients:
         self._runs.append(run)
         self._clock.note(f"{run.id} begins", run.order)
         handle = errand.handle(ctx, run.id)
-        self.promises[handle.invocation_id] = []
+        self.ids.append((run.id, handle.invocation_id))
         order = run.order
         early = self._rng.choice((0, 0, order.items))
         await self._signal(handle, run, early)
@@ -140,7 +139,7 @@ class FlowClients:
             self._clock.sometimes("a workflow with signals continued as new")
         if any(run.order.is_endless for run in ended):
             self._clock.sometimes("a workflow was cancelled, and undid what it had done")
-        return [*find_wrong_flows(self._runs, self.deeds, self.keyed_deeds), *find_wrong_promises(self.promises)]
+        return find_wrong_flows(self._runs, self.deeds, self.keyed_deeds)
 
 
 async def _end_of(handle: Handle[Any], *, may_lack: bool = False) -> tuple[str, Any]:

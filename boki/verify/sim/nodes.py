@@ -65,6 +65,8 @@ class World(Protocol):
     nodes: dict[NodeId, Node]
     raised: list[str]
     """What cores have raised: bugs, whatever the checkers say."""
+    late_subscriptions: list[str]
+    """Subscriptions that engines took although what they wait for was settled."""
     workflow_engines: dict[str, str]
     """By invocation id, the engine that a workflow ran on first."""
 

@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import chain, islice, product
 from typing import Any, Final
 
 from boki.api.log_calls import records_of
 from boki.books.calls.ledger import BOOK as CALLS_BOOK
-from boki.books.calls.ledger import CODEC, FINISHED_TAG, Finished, id_tag
+from boki.books.calls.ledger import CODEC, FINISHED_TAG, Finished
 from boki.libs.bokiflow.execution import WRITER_NAMES
 from boki.log.ids import NodeId
 from boki.log.membership import ClusterPlan, Role
@@ -22,7 +22,8 @@ from boki.verify.histories.checkers import Checker, all_checkers, find_violation
 from boki.verify.histories.cursors import Wakes
 from boki.verify.histories.facts import Violation
 from boki.verify.histories.history import History, Readout, Seen
-from boki.verify.sim.calls import BOOK, CallClients
+from boki.verify.sim.call_promises import find_wrong_promises
+from boki.verify.sim.calls import BOOK, CallClients, open_engines
 from boki.verify.sim.clients import Client, Shared, read_found, tag_name
 from boki.verify.sim.clockwork import START_US, Clockwork
 from boki.verify.sim.controllers import ControllerNode
@@ -41,6 +42,8 @@ from boki.verify.sim.options import Options
 from boki.verify.sim.probes import probe_all
 from boki.verify.sim.queues import QueueClients
 from boki.verify.sim.stores import StoreClients
+from boki.verify.sim.strangers import NOT_TOLD, StrangersAtTheDoor
+from boki.verify.sim.subscriptions import SETTLED
 from boki.verify.workloads.errands import DEEDS, DONE, KEYED
 
 _TIMEOUT_US: Final = 60_000_000
@@ -115,6 +118,7 @@ class Simulation:
         )
         self.history = History()
         self.raised: list[str] = []
+        self.late_subscriptions: list[str] = []
         self.workflow_engines: dict[str, str] = {}
         self._effects: list[str] = []
         self._ends: list[Finished] = []
@@ -228,9 +232,12 @@ class Simulation:
         if self.options.has_decommission and not problems:
             problems = Decommission(self, faults.victims, self._read_alone).run()
         problems = problems or self._read_tags()
+        if self.options.logs_calls and not problems:
+            problems = [*self._read_calls(), *self._let_strangers_ask()]
         return [
             *self._check(),
             *self.calls.check(self._effects, self._ends),
+            *self._find_late_subscriptions(),
             *(found for each in users for found in each.check()),
             *problems,
         ]
@@ -267,7 +274,7 @@ class Simulation:
             problems = self._read_all_by(reader)
             if problems:
                 return problems
-        if self.options.flows and (problems := self._read_deeds(fresh) or self._read_promises(fresh)):
+        if self.options.flows and (problems := self._read_deeds(fresh)):
             return problems
         if self.options.calls:
             effects = self._read_book(fresh, BOOK)
@@ -292,29 +299,29 @@ class Simulation:
         done = self._read_whole(reader, DEEDS, DONE, self.flows.deeds, positions)
         return done or self._read_whole(reader, DEEDS, KEYED, self.flows.keyed_deeds, positions)
 
-    def _read_promises(self, reader: EngineNode) -> list[Violation]:
-        """What the book of logged calls has of each workflow."""
-        assert self.flows is not None
-        _, positions = self._ask(reader, Sync(CALLS_BOOK), {})
-        for invocation, records in self.flows.promises.items():
-            if problems := self._read_whole(reader, CALLS_BOOK, id_tag(invocation), records, positions):
-                return problems
-        return []
+    def _read_calls(self) -> list[Violation]:
+        """What the book of logged calls says of all of them: at the very end, so that nothing else depends on it."""
+        records: list[Record] = []
+        _, positions = self._ask(self._readers[-1], Sync(CALLS_BOOK), {})
+        problems = self._read_whole(self._readers[-1], CALLS_BOOK, None, records, positions)
+        return problems or list(islice(find_wrong_promises(records), _SHOWN))
 
     def _read_whole(
         self,
         reader: EngineNode,
         book: str,
-        tag: str,
+        tag: str | None,
         records: list[Record],
         positions: dict[int, int] = _NOTHING_SEEN,
     ) -> list[Violation]:
-        """All records of a tag, with all of their data, to be put into `records`."""
+        """All records of a tag, or of a book, with all of their data, to be put into `records`."""
         start = 0
         while True:
             page, _ = self._ask(reader, Read(book, tag, start, limit=_PAGE_RECORDS), dict(positions))
             if not isinstance(page, Found):
-                return [Violation("liveness", f"{reader.name} cannot read {tag} of {book} in the end: {page!r}")]
+                return [
+                    Violation("liveness", f"{reader.name} cannot read {tag or 'all'} of {book} in the end: {page!r}")
+                ]
             records += records_of(page)
             if page.is_end:
                 return []
@@ -390,6 +397,22 @@ class Simulation:
             if page.is_end:
                 return records
             start = page.next_start
+
+    def _let_strangers_ask(self) -> list[Violation]:
+        """Whether a gateway tells anything to those who have no token."""
+        assert self.flows is not None
+        gateways = [node for node in self.of(Role.GATEWAY) if isinstance(node, GatewayNode) and node.core is not None]
+        if not self.flows.ids or not gateways:
+            return []
+        strangers = StrangersAtTheDoor(gateways[self.options.seed % len(gateways)], self.flows.ids)
+        if not self._wait(lambda: strangers.is_done):
+            return [Violation("liveness", "a gateway does not answer strangers")]
+        return [Violation(NOT_TOLD, text) for text in strangers.problems[:_SHOWN]]
+
+    def _find_late_subscriptions(self) -> list[Violation]:
+        """Those that engines took, and those that stand in the end."""
+        standing = (text for each in open_engines(self) for text in each.subscriptions.find_settled())
+        return [Violation(SETTLED, text) for text in islice(chain(self.late_subscriptions, standing), _SHOWN)]
 
     def _check(self) -> list[Violation]:
         faults = self.options.faults

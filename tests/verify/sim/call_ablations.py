@@ -6,12 +6,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from boki.books.calls.call_book import CallBook
-from boki.books.calls.ledger import CODEC, Accepted, CallEntry, Finished, id_of, id_tag
+from boki.books.calls.ledger import CODEC, Accepted, CallEntry, Finished, Started, id_of, id_tag
+from boki.books.calls.runs import Runs
 from boki.books.calls.sleepers import Sleepers
+from boki.books.calls.waiting import Waiting
 from boki.engine.watches import Watches
 from boki.log.operations import Append
 from boki.protocol.effects import Effect
+from boki.verify.sim.call_promises import NOTHING_AFTER_THE_END, ONE_END, ONE_OWNER, RUNS_IN_ORDER
 from boki.verify.sim.calls import LoggedEngine
+from boki.verify.sim.subscriptions import SETTLED
 from tests.verify.sim.without import without
 
 
@@ -32,6 +36,19 @@ def no_condition_on_ends() -> Any:
 def no_condition_on_runs() -> Any:
     """A run begins whatever has become of its call: it has ended, or is another engine's."""
     return _blind(lambda entry: not isinstance(entry, Finished))
+
+
+def no_numbers_of_runs() -> Any:
+    """Whatever run of a call begins is recorded as its first."""
+
+    async def forgetful(self: CallBook, waiting: Waiting, runs: Runs) -> Waiting | None:
+        while (found := self._mine(waiting.id)) is not None:
+            started = Started(found.id, found.accepted_seqnum, found.due_us, self.me, 1, runs)
+            if await self.append_after(started, found.seqnum):
+                break
+        return self._mine(waiting.id)
+
+    return without(CallBook, "begin", forgetful)
 
 
 def _blind(is_meant: Callable[[CallEntry], bool]) -> Any:
@@ -92,4 +109,16 @@ ABLATIONS: Final[dict[str, Callable[[], Any]]] = {
     "first use of a call's key": no_first_use_of_a_key,
     "conditions on the ends of calls": no_condition_on_ends,
     "conditions on the runs of calls": no_condition_on_runs,
+    "numbers of runs": no_numbers_of_runs,
 }
+CAUGHT_BY: Final[dict[str, str]] = {
+    "fence before a takeover": ONE_OWNER,
+    "wake-ups that came first": SETTLED,
+    "one wake-up for a sleep": "a run begins once",
+    "inheritance of suspended calls": "accepted calls end",
+    "first use of a call's key": "a key has one call",
+    "conditions on the ends of calls": ONE_END,
+    "conditions on the runs of calls": NOTHING_AFTER_THE_END,
+    "numbers of runs": RUNS_IN_ORDER,
+}
+"""See `flow_ablations`."""

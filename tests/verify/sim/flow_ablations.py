@@ -10,6 +10,7 @@ import msgspec
 
 from boki import ConditionFailed
 from boki.extending import WakeOn
+from boki.gateway.server.listener import Gateway
 from boki.libs.bokiflow import journal, resting
 from boki.libs.bokiflow.body import Body
 from boki.libs.bokiflow.carrying import Carrier
@@ -21,6 +22,7 @@ from boki.libs.bokiflow.locks.held import Locks
 from boki.libs.bokiflow.locks.state import LockQueue, Wanted
 from boki.log.record import Expect
 from boki.verify.sim import calls
+from boki.verify.sim.strangers import NOT_TOLD
 from tests.verify.sim.without import without
 
 NEED_FLOWS = (
@@ -31,6 +33,7 @@ NEED_FLOWS = (
     "effects wait for the journal",
     "end of overtaken executions",
     "timers of suspended workflows",
+    "the token",
 )
 """Ablations that only seeds with workflows can show."""
 
@@ -141,6 +144,11 @@ def no_once_for_keyed_state() -> Any:
     return without(JournalWriter, "commit", again)
 
 
+def no_token() -> Any:
+    """Gateways let everybody in (C12)."""
+    return without(Gateway, "_authorize", lambda _self, _request: None)
+
+
 ABLATIONS: dict[str, Callable[[], Any]] = {
     "count of the journal": no_count_of_the_journal,
     "order of a workflow's messages": no_order_of_messages,
@@ -153,4 +161,20 @@ ABLATIONS: dict[str, Callable[[], Any]] = {
     "end of locks": no_end_of_locks,
     "age of locks": no_age_of_locks,
     "once for keyed state": no_once_for_keyed_state,
+    "the token": no_token,
 }
+CAUGHT_BY: dict[str, str] = {
+    "count of the journal": "executions agree on every step",
+    "order of a workflow's messages": "workflows end",
+    "wake-ups of workflows": "workflows end",
+    "scope of step keys": "each keyed effect is there once",
+    "effects wait for the journal": "executions agree on every step",
+    "end of overtaken executions": "workflows end",
+    "timers of suspended workflows": "workflows end",
+    "order of locks": "workflows end as they should",
+    "end of locks": "workflows end",
+    "age of locks": "workflows end",
+    "once for keyed state": "workflows end as they should",
+    "the token": NOT_TOLD,
+}
+"""The promise that breaks: its checker must notice, whatever others do."""

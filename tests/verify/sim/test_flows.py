@@ -7,12 +7,18 @@ from collections import Counter
 import msgspec
 import pytest
 
-from boki.books.calls.ledger import CODEC, Accepted, Entry, Finished, Started, Suspended
+from boki.books.calls.ledger import CODEC, Accepted, Entry, Finished, Started, Suspended, TakenOver
 from boki.books.calls.runs import Runs
 from boki.books.calls.waiting import Owner
 from boki.log.record import Record
 from boki.protocol.calls import Call, Outcome, Payload, Suspension
-from boki.verify.sim.flow_promises import find_wrong_promises
+from boki.verify.sim.call_promises import (
+    NOTHING_AFTER_THE_END,
+    ONE_END,
+    ONE_OWNER,
+    RUNS_IN_ORDER,
+    find_wrong_promises,
+)
 from boki.verify.sim.options import Options, draw_options
 from boki.verify.sim.simulation import simulate
 from boki.verify.workloads.errand_checks import Run, find_wrong_flows
@@ -59,24 +65,25 @@ def begun(starts: int, owner: Owner = OWNER) -> Started:
 
 
 @pytest.mark.parametrize(
-    ("entries", "wrong"),
+    ("entries", "promise", "wrong"),
     [
-        ([ACCEPTED, begun(1), END], ""),
-        ([ACCEPTED, begun(1), Suspended("c", 1, OWNER, Runs(), Suspension(5)), begun(1), END], ""),
-        ([ACCEPTED, begun(1), begun(2, HEIR), END], ""),
-        ([ACCEPTED, begun(1), END, begun(2)], "went on after its end: Started"),
-        ([ACCEPTED, begun(1), END, END], "went on after its end: Finished"),
-        ([ACCEPTED, begun(2), END], "began run 2 after run 0"),
-        ([ACCEPTED, begun(1), begun(1), END], "began run 1 after run 1"),
-        ([ACCEPTED, begun(1), begun(2, HEIR), begun(3), END], "was claimed by"),
+        ([ACCEPTED, begun(1), END], "", ""),
+        ([ACCEPTED, begun(1), Suspended("c", 1, OWNER, Runs(), Suspension(5)), begun(1), END], "", ""),
+        ([ACCEPTED, begun(1), TakenOver(OWNER, HEIR), begun(2, HEIR), END], "", ""),
+        ([ACCEPTED, begun(1), END, begun(2)], NOTHING_AFTER_THE_END, "went on after its end: Started"),
+        ([ACCEPTED, begun(1), END, END], ONE_END, "has ended twice"),
+        ([ACCEPTED, begun(2), END], RUNS_IN_ORDER, "began run 2 after run 0"),
+        ([ACCEPTED, begun(1), begun(1), END], RUNS_IN_ORDER, "began run 1 after run 1"),
+        ([ACCEPTED, begun(1), begun(2, HEIR), begun(3), END], ONE_OWNER, "is claimed by"),
+        ([ACCEPTED, TakenOver(OWNER, HEIR), begun(1), END], ONE_OWNER, "Started by"),
     ],
 )
-def test_a_life_is_judged_by_the_list_of_a_promise_machine(entries: list[Entry], wrong: str) -> None:
+def test_a_life_is_judged_by_the_list_of_a_promise_machine(entries: list[Entry], promise: str, wrong: str) -> None:
     """C4 to C10: nothing after the end, one end, each run once and in order, one owner at a time."""
     records = [Record(seqnum, (), CODEC.encode(entry), None, 0) for seqnum, entry in enumerate(entries, 1)]
-    found = [str(each) for each in find_wrong_promises({"c": records})]
-    assert len(found) == bool(wrong)
-    assert wrong in "".join(found)
+    found = list(find_wrong_promises(records))
+    assert [each.promise for each in found] == ([promise] if promise else [])
+    assert wrong in "".join(map(str, found))
 
 
 def test_about_a_third_of_the_seeds_have_workflows() -> None:
