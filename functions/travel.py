@@ -233,18 +233,37 @@ async def give_back(book: str, trip: str) -> None:
 
 
 @step(retry=_STEADY, raises=(TooExpensive,))
-async def pay(traveller: str, cents: int) -> int:
-    """Take the money; what is left. Once, under the key of the step."""
+async def pay(traveller: str, trip: str, cents: int) -> int:
+    """Take the money for a trip; what is left. Once, under the key of the step, and never after it was paid back."""
 
     async def work(txn: Transaction) -> int:
-        purse = txn.object(f"purse:{key_of(traveller)}")
+        purse, paid = txn.object(f"purse:{key_of(traveller)}"), txn.object(f"paid:{key_of(trip)}")
+        await txn.prefetch(purse.name, paid.name)
+        if await paid.get("state") == "paid back":
+            raise TerminalError(f"trip {trip} was called off: start it under another id")
         left: int = await purse.get("left", PURSE_CENTS) - cents
         if left < 0:
             raise TooExpensive(f"{traveller} has {left + cents} cents, and the trip costs {cents}")
         await purse.set("left", left)
+        await paid.set("", {"state": "paid", "cents": cents})
         return left
 
     return await Store(step.ctx.logbook_named(BOOK)).run(work, key=step.key)
+
+
+@step(idempotent=True, retry=_STEADY)
+async def pay_back(traveller: str, trip: str) -> None:
+    """Pay back what a trip has cost, and let it be paid no more: a request of it may still be on its way."""
+
+    async def work(txn: Transaction) -> None:
+        paid = txn.object(f"paid:{key_of(trip)}")
+        state = await paid.get("state")
+        if state == "paid":
+            await txn.object(f"purse:{key_of(traveller)}").increment("left", await paid.get("cents"))
+        if state != "paid back":
+            await paid.set("state", "paid back")
+
+    await Store(step.ctx.logbook_named(BOOK)).run(work)
 
 
 @workflow(book=BOOK)
@@ -254,7 +273,8 @@ async def reserve(trip: Trip) -> Reservation:
     room_cents = await take(HOTELS, f"hotel:{trip.hotel}", flow.id)
     flow.compensate(give_back, FLIGHTS, flow.id)
     seat_cents = await take(FLIGHTS, f"flight:{trip.flight}", flow.id)
-    await pay(trip.traveller, room_cents + seat_cents)
+    flow.compensate(pay_back, trip.traveller, flow.id)
+    await pay(trip.traveller, flow.id, room_cents + seat_cents)
     return Reservation(flow.id, trip, room_cents + seat_cents)
 
 
@@ -308,7 +328,7 @@ async def reserve_together(trip: Trip) -> Reservation:
 
 @function(book=BOOK)
 async def payments(ctx: Context, traveller: str) -> list[int]:
-    """What was left in a purse after each payment."""
+    """What was left in a purse after each payment, and after what was paid back."""
     purse = Store(ctx).history(f"purse:{key_of(traveller)}")
     return [version.value["left"] async for version in purse]
 

@@ -179,12 +179,16 @@ class CallWorld:
 
     async def start(self, faults: dict[int, Fault] | None = None, **options: Any) -> LoggedCalls:
         """A process starts, on what the one before has left."""
-        self.port = FaultyPort(self.log, faults)
+        self.port = self.new_port(faults)
         self.incarnation += 1
         me = Owner("engine-1", self.incarnation)
         self.calls = LoggedCalls(self.port, self._run, me=me, clock=self.clock, limits=self.limits, **options)
         await self.calls.start()
         return self.calls
+
+    def new_port(self, faults: dict[int, Fault] | None) -> FaultyPort:
+        """A process's way to the log."""
+        return FaultyPort(self.log, faults)
 
     async def kill(self) -> None:
         """The process is gone, with everything that it was doing."""
