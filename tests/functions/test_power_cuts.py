@@ -42,11 +42,11 @@ class Application:
     is_quick: bool = False
     """It has written everything before it first reads its inbox."""
 
-    def try_out(self, *, dies_at: int = 0, cancels_at: int = 0) -> tuple[Machine, str]:
+    def try_out(self, *dies_at: int, cancels_at: int = 0) -> tuple[Machine, str]:
         """Run it: the machine, and how the workflow has ended. What it left must go with that end."""
         return run(self._try_out(dies_at, cancels_at))
 
-    async def _try_out(self, dies_at: int, cancels_at: int) -> tuple[Machine, str]:
+    async def _try_out(self, dies_at: tuple[int, ...], cancels_at: int) -> tuple[Machine, str]:
         machine = Machine(*self.workflows, dies_at=dies_at, cancels_at=cancels_at)
         async with boki.testing.context(log=machine.log) as ctx:
             await self.prepare(ctx)
@@ -54,7 +54,7 @@ class Application:
         end = result if isinstance(result, str) else "done"
         where = f"dies at {dies_at}, cancelled at {cancels_at}, of {machine.moments}"
         assert end in {"done" if not self.error else self.error, *([CANCELLED] if cancels_at else [])}, where
-        assert machine.losses == bool(dies_at), where
+        assert machine.losses == len(dies_at), where
         assert machine.wrong_promises() == [], where
         async with boki.testing.context(log=machine.log) as ctx:
             assert await self.look(ctx) == (self.done if end == "done" else self.nothing), (end, where)
@@ -105,7 +105,21 @@ def test_power_is_lost_at_every_moment(application: Application) -> None:
     assert machine.moments[:2] == LEDGER
     assert set(machine.moments[2:]) >= set(LEDGER)
     for moment in range(1, len(machine.moments) + 1):
-        assert application.try_out(dies_at=moment)[1] == end
+        assert application.try_out(moment)[1] == end
+
+
+@EACH
+@pytest.mark.timeout(900)
+def test_power_is_lost_again_at_every_moment(application: Application, pytestconfig: pytest.Config) -> None:
+    """While the next machine takes over what the first one has left. A sample of the moments without `--whole`."""
+    is_whole = pytestconfig.getoption("whole")
+    machine, end = application.try_out()
+    count = len(machine.moments)
+    is_long = application.error or len(application.workflows) > 1
+    for first in range(1, count + 1) if is_whole else {2, count // 2}:
+        lost, _ = application.try_out(first)
+        for second in range(first + 1, len(lost.moments) + 1, 9 if is_long and not is_whole else 1):
+            assert application.try_out(first, second)[1] == end
 
 
 @EACH
@@ -132,4 +146,4 @@ def test_it_is_cancelled_and_power_is_lost(application: Application, pytestconfi
     for cancels_at in range(1, count + 1) if pytestconfig.getoption("whole") else few:
         cancelled, _ = application.try_out(cancels_at=cancels_at)
         for dies_at in range(cancels_at, len(cancelled.moments) + 1):
-            application.try_out(dies_at=dies_at, cancels_at=cancels_at)
+            application.try_out(dies_at, cancels_at=cancels_at)

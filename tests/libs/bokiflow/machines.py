@@ -8,7 +8,7 @@ commit. A run is in virtual time and passes the same moments each time. At any o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 from unittest.mock import patch
@@ -42,7 +42,7 @@ _TIMEOUT_US = 10**12
 class Machine(CallWorld):
     """One log, and one machine after the other that stands on it. `dies_at`, `cancels_at`: moments, counted from 1."""
 
-    def __init__(self, *workflows: Workflow[Any, Any], dies_at: int = 0, cancels_at: int = 0) -> None:
+    def __init__(self, *workflows: Workflow[Any, Any], dies_at: Collection[int] = (), cancels_at: int = 0) -> None:
         super().__init__()
         self.moments: list[str] = []
         """What each moment was."""
@@ -116,7 +116,7 @@ class Machine(CallWorld):
         self.moments.append(moment)
         if len(self.moments) == self._cancels_at:
             self._cancel()
-        if len(self.moments) == self._dies_at:
+        if len(self.moments) in self._dies_at:
             self.port.is_halted = True
             self._off.set()
         return self.port.is_halted
