@@ -28,7 +28,7 @@ FIRST_CAUGHT = {
     "durable trim floors": 5,
     "effects wait for the journal": 4,
     "end of locks": 1,
-    "end of silent consumers": 0,
+    "end of silent consumers": 108,
     "end of the fenced": 6,
     "fence before a takeover": 6,
     "fence under a commit": 13,
