@@ -34,7 +34,7 @@ from boki.dispatch.orders import (
     SendChild,
 )
 from boki.dispatch.refusals import failed
-from boki.dispatch.slots import LiveCall, Phase, Pool, PoolKey, State, Worker, blocks
+from boki.dispatch.slots import BEGUN, LiveCall, Phase, Pool, PoolKey, State, Worker, blocks
 from boki.errors import BokiError
 from boki.log.limits import Limits
 from boki.protocol.calls import Call, FunctionInfo, Outcome
@@ -113,12 +113,18 @@ class Dispatch:
 
     # calls
 
-    def submit(self, ticket: int, call: Call, now_us: int, *, until_gone: bool = False) -> list[DispatchEffect]:
-        """Run the call. → `AnswerCall(ticket, outcome)`; with `until_gone` not before nothing of it is left."""
-        if self._draining:
+    def submit(
+        self, ticket: int, call: Call, now_us: int, *, until_gone: bool = False, there: int = 0
+    ) -> list[DispatchEffect]:
+        """Run the call. → `AnswerCall(ticket, outcome)`; with `until_gone` not before nothing of it is left.
+
+        `there`: the worker that has begun it by itself. If the call could not have been sent there, it is refused.
+        """
+        route = self._routes.get(call.function)
+        if self._draining or (there and (route is None or not route[1].may_begin(there, call.function))):
             self._fleet.effects.append(AnswerCall(ticket, failed(refusals.stopping())))
         else:
-            self._admit(ticket, call, None, 0, now_us)
+            self._admit(ticket, call, None, 0, now_us, there)
             live = self._live.get(ticket)
             if live is not None:
                 live.until_gone = until_gone
@@ -273,7 +279,9 @@ class Dispatch:
 
     # a call's way in
 
-    def _admit(self, ticket: int, call: Call, above: LiveCall | None, request: int, now_us: int) -> None:
+    def _admit(
+        self, ticket: int, call: Call, above: LiveCall | None, request: int, now_us: int, there: int = 0
+    ) -> None:
         route = self._routes.get(call.function)
         depth = call.depth if above is None else max(call.depth, above.depth + 1)
         size_bytes = len(call.payload.data) + _CALL_OVERHEAD_BYTES
@@ -301,21 +309,22 @@ class Dispatch:
             live.top = above if above.until_gone else above.top
         self._keep(live)
         self._fleet.due(live.deadline_us)
-        worker = pool.pick(info.name)
+        worker = pool.workers[there] if there else pool.pick(info.name)
         if worker is not None:
-            self._send(live, worker, now_us)
+            self._send(live, worker, now_us, has_begun=bool(there))
         else:
             pool.enqueue(live)
             self._scale(pool, now_us)
 
-    def _send(self, live: LiveCall, worker: Worker, now_us: int) -> None:
+    def _send(self, live: LiveCall, worker: Worker, now_us: int, *, has_begun: bool = False) -> None:
         live.worker = worker
-        live.order = worker.sent
+        live.order = BEGUN if has_begun else worker.sent
         live.sent_us = now_us
-        worker.sent += 1
         worker.calls[live.ticket] = live
         live.pool.take_slot(live)
-        self._fleet.effects.append(SendCall(worker.id, live.ticket, live.as_sent(now_us)))
+        if not has_begun:
+            worker.sent += 1
+            self._fleet.effects.append(SendCall(worker.id, live.ticket, live.as_sent(now_us)))
 
     def _reroute(self, live: LiveCall, now_us: int) -> None:
         """The call has left a worker that never began it, or the queue of an old version: it starts over."""

@@ -78,6 +78,10 @@ class State(Enum):
     OVER = "over"
 
 
+BEGUN: Final = -1
+"""The order of a call that its worker has begun without being sent it."""
+
+
 @dataclass(slots=True, eq=False)
 class LiveCall:
     """A call that has not left its worker (or the queue). `answered`: its outcome is decided, and its caller told, or
@@ -232,6 +236,11 @@ class Pool:
         if worker.phase is not Phase.READY or worker.stalled or not self.has_slot(worker, function):
             return False
         return len(worker.calls) < self._calls_per_worker if self.key.is_async else not worker.calls
+
+    def may_begin(self, worker_id: int, function: str) -> bool:
+        """Whether this worker is one of the pool, and may take a new call of the function."""
+        worker = self.workers.get(worker_id)
+        return worker is not None and self.can_take(worker, function)
 
     def pick(self, function: str) -> Worker | None:
         """The least busy worker that may take a new call of the function."""

@@ -20,7 +20,7 @@ from boki.log.limits import KIB, MIB, Limits
 from boki.log.operations import Failure, Reply, Request
 from boki.protocol.calls import Call, CallChange, InvocationState, ModuleInfo, Outcome, Payload, ResultChunk
 
-VERSION: Final = 5
+VERSION: Final = 6
 """The protocol's version, said in every hello. Both ends are one installation unless it was upgraded under a running
 engine; then the engine must be restarted."""
 
@@ -83,6 +83,10 @@ class InvokeLater(Frame, frozen=True, tag=6):
     call: Call
     delay_s: float
     key: str | None
+    tried: int = 0
+    """The ticket under which this worker tries the call meanwhile (`Call.is_tried`), see `ticket_of_try`; 0: it does
+    not. → `Ended` from here
+    """
 
 
 class Ended(Frame, frozen=True, tag=7):
@@ -278,6 +282,27 @@ class Exited(Frame, frozen=True, tag=63):
 
 
 FromZygote = Up | Forked | Exited
+
+
+_REQUEST_BITS: Final = 40
+
+
+def ticket_of_try(worker: int, request: int) -> int:
+    """The ticket of a call that a worker tries on its own when it makes this request: one that no engine gives.
+
+    >>> ticket_of_try(3, 0) == ticket_of_try(2, 0), ticket_of_try(3, 0) < 0
+    (False, True)
+    """
+    return -((worker << _REQUEST_BITS) + request + 1)
+
+
+def is_try_of(worker: int, ticket: int) -> bool:
+    """Whether the ticket can be that of a try of this worker.
+
+    >>> is_try_of(3, ticket_of_try(3, 7)), is_try_of(2, ticket_of_try(3, 7)), is_try_of(0, 7)
+    (True, False, False)
+    """
+    return ticket < 0 and (-ticket - 1) >> _REQUEST_BITS == worker
 
 
 def max_frame_bytes(limits: Limits) -> int:

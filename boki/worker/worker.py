@@ -13,6 +13,7 @@ import os
 import socket
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from contextvars import Context as Variables
 from threading import RLock
 from typing import Any, Final, NoReturn, TypeVar, cast
 
@@ -59,6 +60,7 @@ from boki.worker.frames import (
     max_frame_bytes,
     to_worker,
 )
+from boki.worker.own_tries import OwnTries
 from boki.worker.tally import Tally
 
 _MAX_UNSENT: Final = 4 * MIB
@@ -66,6 +68,9 @@ _MAX_UNSENT: Final = 4 * MIB
 _SAID_CHARS: Final = 256 * KIB
 """About how much one frame of console lines holds."""
 _LINE_OVERHEAD: Final = 128
+
+_UNASKED: Final = -1
+"""The order of calls that the engine has not sent."""
 
 R = TypeVar("R", LogReply, ChildEnded, Accepted, CallTold)
 
@@ -106,6 +111,7 @@ class AsyncWorker(asyncio.Protocol):
         self._decoder = to_worker(limits)
         self._running: dict[int, Running] = {}
         self._started = 0
+        self.tries = OwnTries(plan.child, self._try, loop.time)
         self._answers: dict[int, asyncio.Future[ReplyFrame]] = {}
         self._told: dict[int, Told] = {}
         """Who is told the answers to requests that no task waits for."""
@@ -121,7 +127,7 @@ class AsyncWorker(asyncio.Protocol):
 
     def serve(self, sock: socket.socket, functions: Mapping[str, Function]) -> NoReturn:
         """Take calls of these functions from the engine at the other end of the socket, until it closes."""
-        self._functions = functions
+        self._functions = self.tries.functions = functions
         gc.freeze()  # what was imported lives as long as the process: never look at it again
         self._loop.run_until_complete(self._loop.create_unix_connection(lambda: self, sock=sock))
         self._loop.run_forever()
@@ -221,7 +227,16 @@ class AsyncWorker(asyncio.Protocol):
         running = Running(call, self._started, Speaker(self._module, call.function, call.id))
         self._started += 1
         self._running[frame.ticket] = running
-        running.task = self._loop.create_task(self._run(frame.ticket, running))
+        self._launch(frame.ticket, running)
+
+    def _try(self, ticket: int, call: Call) -> None:
+        """Run a call that the engine has not sent, as soon as the request for it is on its way there."""
+        running = Running(call, _UNASKED, Speaker(self._module, call.function, call.id))
+        self._running[ticket] = running
+        self._loop.call_soon(self._launch, ticket, running, context=Variables())
+
+    def _launch(self, ticket: int, running: Running) -> None:
+        running.task = self._loop.create_task(self._run(ticket, running))
 
     def _cancel(self, frame: Cancel) -> None:
         running = self._running.get(frame.ticket)
@@ -233,7 +248,8 @@ class AsyncWorker(asyncio.Protocol):
             self._end(frame.ticket, running, cancelled(running.call.function, {}))
 
     async def _run(self, ticket: int, running: Running) -> None:
-        self._tally.begun = running.order + 1
+        if running.order != _UNASKED:
+            self._tally.begun = running.order + 1
         running.has_begun = True
         SPEAKER.set(running.speaker)
         call = running.call
@@ -342,6 +358,11 @@ class AsyncWorker(asyncio.Protocol):
         self._write(frame)
         return True
 
+    @property
+    def is_full(self) -> bool:
+        """Whether what is asked now waits for the engine to read."""
+        return self._drained is not None
+
     def next_id(self) -> int:
         """A number for one request."""
         self._next_id += 1
@@ -399,8 +420,15 @@ class _Calls:
         """See `boki.api.port.BeginCall`."""
         worker = self._worker
         request_id = worker.next_id()
-        frame = encode_frame(InvokeLater(request_id, self._ticket, call, delay_s, key))
-        accepted = await worker.ask(request_id, frame, Accepted)
+        tried = 0 if delay_s or key is not None or worker.is_full else worker.tries.begin(request_id, call)
+        frame = encode_frame(InvokeLater(request_id, self._ticket, call, delay_s, key, tried))
+        has_helped = False
+        try:
+            accepted = await worker.ask(request_id, frame, Accepted)
+            has_helped = accepted.result is not None
+        finally:
+            if tried:
+                worker.tries.ended(call.function, has_helped=has_helped)
         if accepted.failure is not None:
             raise accepted.failure.error()
         return Begun(accepted.invocation, accepted.result)

@@ -114,6 +114,23 @@ class Shell:
         self.perform(self.dispatch.submit(ticket, call, self.now_us, until_gone=until_gone))
         return ticket
 
+    def begin_try(self, worker: int, function: str, **options: object) -> int:
+        """The worker begins to try a call by itself, and says so; its ticket. Refused calls are not remembered."""
+        ticket = -self.number()
+        self.submitted.add(ticket)
+        self.waiting.add(ticket)
+        self.until_gone.add(ticket)
+        call = call_of(function, is_tried=True, **options)
+        process = self.workers[worker]
+        process.calls[ticket] = Inside(ticket, call, -1, begun=True)
+        effects = self.dispatch.submit(ticket, call, self.now_us, until_gone=True, there=worker)
+        if any(isinstance(effect, AnswerCall) and effect.ticket == ticket for effect in effects):
+            del process.calls[ticket]
+        else:
+            self.begun.add(ticket)
+        self.perform(effects)
+        return ticket
+
     def cancel(self, ticket: int) -> None:
         self.cancelled.add(ticket)
         if ticket not in self.until_gone:

@@ -26,6 +26,7 @@ BUDGET = Budget(
 # How often each event happens: calls must get deep into workers before something is broken.
 EVENTS = {
     "submit": 12,
+    "try": 3,
     "hello": 12,
     "begin": 14,
     "invoke": 8,
@@ -62,6 +63,9 @@ class Story:
             case "submit":
                 times_us = (400_000, 3_000_000, 60_000_000)
                 shell.submit(name, timeout_us=times_us[pick % 3], until_gone=pick % 2 == 0)
+            case "try":
+                if workers := self.workers("ready"):
+                    shell.begin_try(workers[pick % len(workers)].id, name, timeout_us=3_000_000)
             case "hello":
                 for worker in self.workers("starting", "killed"):
                     shell.hello(worker.id)

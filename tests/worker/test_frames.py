@@ -30,6 +30,7 @@ from boki.worker.frames import (
     encode_frame,
     from_worker,
     max_frame_bytes,
+    ticket_of_try,
     to_worker,
 )
 
@@ -42,6 +43,7 @@ FROM_WORKER: list[Frame | LogRequest] = [
     LogRequest(3, {}, 1, Get("book", 1 << 62)),
     Invoke(4, 9, CALL),
     InvokeLater(5, 9, CALL, 1.5, None),
+    InvokeLater(5, 9, CALL, 0.0, None, ticket_of_try(1 << 20, 1 << 39)),
     Ended(9, Outcome(Payload("bytes", bytes(100)), None, {1: 2})),
     Said((ConsoleLine("m", "f", "0" * 32, "stdout", 20, "", "hé", 1),), 3),
     Abandon(4, 9),

@@ -5,6 +5,9 @@ is written, one append says both: the caller waits for one sync and not for two.
 it is accepted. The body may compute, and no more: as soon as it needs anything else, such as a step with an effect, it
 ends by `Suspend`, and so does a body that takes longer than a few milliseconds. Then nothing has happened: the call is
 accepted, and runs from its beginning. If the id is taken already, the outcome is forgotten.
+
+Where the body runs does not matter here: the worker that asks for the call may have begun the try, and then that one is
+taken (`boki.worker.own_tries`).
 """
 
 from __future__ import annotations
@@ -21,15 +24,11 @@ from boki.books.calls.lives import ended
 from boki.books.calls.runner import Run
 from boki.books.calls.runs import Runs
 from boki.errors import BokiError
-from boki.protocol.calls import PINNED, Call, Outcome
+from boki.protocol.calls import Call, Outcome
+from boki.protocol.tries import Misses, is_worth_a_try
 
 _TRY_S: Final = 0.005
 """The longest that an acceptance is put off."""
-_MISSES: Final = 3
-"""A function whose tries had no result this often in a row is not tried for a while."""
-_REST_US: Final = 10_000_000
-"""For this long: its bodies may have had an effect, or no worker of it had started yet."""
-_MOST_FUNCTIONS: Final = 10_000
 
 
 class Trying:
@@ -44,8 +43,7 @@ class Trying:
         self._book = book
         self._run = run
         self._clock = clock
-        self._misses: dict[str, tuple[int, int]] = {}
-        """By function: how many tries in a row had no result, and when the last one was."""
+        self._misses = Misses(clock)
 
     def may(self, call: Call) -> bool:
         """Whether the call is worth a try: a new one, of a body that is replayed. A start asks for a version to run;
@@ -57,11 +55,9 @@ class Trying:
         if chosen is None:
             if not self._replays(call.function):
                 return False
-        elif PINNED not in chosen.attributes or chosen.attends or chosen.copies:
+        elif not is_worth_a_try(chosen):
             return False
-        misses, last_us = self._misses.get(call.function, (0, 0))
-        is_resting = misses >= _MISSES and self._clock() < last_us + _REST_US
-        return not is_resting and call.id not in self._book.ledger.waiting
+        return not self._misses.rests(call.function) and call.id not in self._book.ledger.waiting
 
     async def end_at_once(self, entry: Accepted, key: str | None) -> Outcome | None:
         """Run the body, and log the acceptance of the call with its end; None: nothing has happened, or the key was
@@ -69,21 +65,14 @@ class Trying:
         """
         function, began_us = entry.call.function, self._clock()
         outcome = await self._computed(msgspec.structs.replace(entry.call, run=1, attempt=1, is_tried=True))
+        self._misses.note(function, has_missed=outcome is None)
         if outcome is None:
-            self._miss(function)
             return None
-        self._misses.pop(function, None)
         appends, outcome = outcome.appends, msgspec.structs.replace(outcome, appends=())
         runs = Runs().begun(began_us)
         end = ended(entry.call, outcome, began_us, began_us, runs, JUST_BEFORE)
         accepted = msgspec.structs.replace(entry, accepted_us=began_us)
         return outcome if await self._book.accept_ended(accepted, end, appends, key) else None
-
-    def _miss(self, function: str) -> None:
-        misses, _ = self._misses.pop(function, (0, 0))
-        self._misses[function] = misses + 1, self._clock()
-        if len(self._misses) > _MOST_FUNCTIONS:
-            del self._misses[next(iter(self._misses))]
 
     async def _computed(self, call: Call) -> Outcome | None:
         """What the body has returned; None if it needs more than time, or more time than it has."""

@@ -13,7 +13,9 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Final, NamedTuple, assert_never
+from typing import Final, assert_never
+
+import msgspec
 
 from boki.dispatch.call_watch import CallWatch, OnCall
 from boki.dispatch.catalog import Catalog, Change, Install
@@ -36,6 +38,8 @@ from boki.dispatch.server.logged_requests import Ask, Later, LoggedRequests
 from boki.dispatch.server.machine import affordable_workers, resident_bytes
 from boki.dispatch.server.module_news import announce, tell_of
 from boki.dispatch.server.modules import Modules
+from boki.dispatch.server.origins import Origin
+from boki.dispatch.server.own_tries import OwnTries, OwnTry
 from boki.dispatch.server.processes import Processes
 from boki.dispatch.server.streams import Streams
 from boki.dispatch.server.worker_link import LogDoor, WorkerLink
@@ -63,6 +67,7 @@ from boki.worker.frames import (
     Said,
     Start,
     Streamed,
+    is_try_of,
 )
 
 __all__ = ["Ask", "ConsoleLine", "FunctionHost", "Later", "LogDoor"]
@@ -77,13 +82,6 @@ _START_TIMEOUT_S: Final = 5.0
 _TIMER_S: Final = 0.005
 """Deadlines that are so close together are looked at together."""
 _DESCRIBE_BYTES: Final = 1 << 30
-
-
-class _Origin(NamedTuple):
-    """Where a version of a module comes from: its folder, and the sources that are pinned, if they are."""
-
-    folder: Path
-    pinned: dict[str, bytes] | None
 
 
 class FunctionHost:
@@ -116,13 +114,14 @@ class FunctionHost:
         self._functions: dict[str, FunctionInfo] = {}
         self.functions_number = 0
         """Grows whenever what can be called, or what is wrong with a module, has changed."""
-        self._origins: dict[tuple[str, int], _Origin] = {}
+        self._origins: dict[tuple[str, int], Origin] = {}
         self._memory_bytes: dict[int, int] = {}
         self._tickets = count(1)
         self._describing = count(-1, -1)
         self._done: dict[int, Callable[[Outcome], None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.streams = Streams(self._send)
+        self._own_tries = OwnTries()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_us = NEVER
         self._watcher: asyncio.TimerHandle | None = None
@@ -248,11 +247,24 @@ class FunctionHost:
         A call that is past its deadline ends at once for its caller, or `until_gone` when nothing of it is left. `take`
         is given what it streams.
         """
+        if call.is_tried and (begun := self._own_tries.taken(call, self.functions_number)) is not None:
+            begun.tell(done)
+            return begun.ticket
         ticket = next(self._tickets)
         self.streams.open(ticket, take)
         self._done[ticket] = self._watch_calls.watched(ticket, call, done) if self._watch_calls is not None else done
         self._perform(self._dispatch.submit(ticket, call, now_us(), until_gone=until_gone))
         return ticket
+
+    def _follow_try(self, worker: int, ticket: int, call: Call, write: asyncio.Task[None]) -> None:
+        """The worker tries a call by itself that it asks to be logged. That is cancelled if it is not wanted here."""
+        begun = OwnTry(ticket, msgspec.structs.replace(call, is_tried=True), self.functions_number)
+        watch = self._watch_calls
+        self._done[ticket] = begun.end if watch is None else watch.watched(ticket, begun.call, begun.end)
+        self._perform(self._dispatch.submit(ticket, begun.call, now_us(), until_gone=True, there=worker))
+        if not begun.is_over:
+            self._own_tries.keep(begun)
+            write.add_done_callback(lambda _: self._own_tries.drop(begun, self.cancel_call))
 
     def cancel_call(self, ticket: int, gone: Callable[[Outcome], None] | None = None) -> None:
         """Cancel the call's function; its `done` is not called. `gone` is, once a call `until_gone` is over."""
@@ -323,19 +335,8 @@ class FunctionHost:
         if link is not None:  # else it is gone, and dispatch has seen to its calls
             link.send(frame)
 
-    def _plan(self, child: int, kind: ProcessKind, module: str, memory_bytes: int, origin: _Origin) -> Fork:
-        return Fork(
-            child=child,
-            kind=kind,
-            module=module,
-            path=str(origin.folder / f"{module}.py"),
-            folder=str(origin.folder),
-            memory_bytes=memory_bytes,
-            limits=self._limits,
-            pin_sources=origin.pinned is not None,
-            sources=origin.pinned or {},
-            log_level=self._log_level,
-        )
+    def _plan(self, child: int, kind: ProcessKind, module: str, memory_bytes: int, origin: Origin) -> Fork:
+        return origin.plan(child, kind, module, memory_bytes, self._limits, self._log_level)
 
     # time
 
@@ -386,8 +387,14 @@ class FunctionHost:
                 self._perform(dispatch.child_called(worker, parent, request, ticket, call, now_us()))
             case Streamed():
                 self.streams.deliver(worker, frame)
-            case InvokeLater():
-                self._spawn(self._logged.accept(link, frame, self._to_be_logged(frame.call)), link)
+            case InvokeLater(tried=tried) if tried and (tried in self._done or not is_try_of(worker, tried)):
+                self.misbehaved(link, f"tried a call under the ticket {tried}")
+            case InvokeLater(tried=tried):
+                info = self._functions.get(frame.call.function)
+                call = frame.call if info is None else info.to_be_logged(frame.call)
+                write = self._spawn(self._logged.accept(link, frame, call), link)
+                if tried:
+                    self._follow_try(worker, tried, call, write)
             case AskCall():
                 self._spawn(self._logged.tell(frame, partial(self._send, worker)), link if frame.change else None)
             case Abandon(request, parent):
@@ -417,17 +424,13 @@ class FunctionHost:
         exited = self._dispatch.worker_exited(link.number, link.ending, begun, now_us(), is_innocent=link.is_innocent)
         self._perform(exited)
 
-    def _to_be_logged(self, call: Call) -> Call:
-        info = self._functions.get(call.function)
-        return call if info is None else info.to_be_logged(call)
-
     def _say(self, lines: tuple[ConsoleLine, ...], dropped: int) -> None:
         for line in lines:
             self._console(line)
         if dropped:
             _log.warning("%d console lines of functions were left out: they came faster than they are shown", dropped)
 
-    def _spawn(self, work: Coroutine[None, None, None], writer: WorkerLink | None = None) -> None:
+    def _spawn(self, work: Coroutine[None, None, None], writer: WorkerLink | None = None) -> asyncio.Task[None]:
         """`writer`: the worker that has asked for this write."""
         task = self._loop.create_task(work)
         self._tasks.add(task)
@@ -435,6 +438,7 @@ class FunctionHost:
         if writer is not None:
             write = writer.hold(is_write=True)
             task.add_done_callback(lambda _: writer.release(write))
+        return task
 
     # modules
 
@@ -442,7 +446,7 @@ class FunctionHost:
         await self._start_processes()
         child = next(self._describing)
         description = Description(module, path, self._say, lambda: self._processes.kill(child))
-        origin = _Origin(folder, {} if self._reload else None)
+        origin = Origin(folder, {} if self._reload else None)
         self._processes.spawn(self._plan(child, "describe", module, _DESCRIBE_BYTES, origin), description)
         timeout_s = self._budget.start_us / 1_000_000
         try:
@@ -467,7 +471,7 @@ class FunctionHost:
             self._origins = {key: origin for key, origin in self._origins.items() if key[0] != change.module}
             if isinstance(change, Install):
                 pinned = modules.sources(change.module)
-                self._origins[change.module, change.version] = _Origin(modules.folder, pinned)
+                self._origins[change.module, change.version] = Origin(modules.folder, pinned)
         self._perform(self._dispatch.update(changes, now_us()))
         self._functions = self._catalog.functions
 
