@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from boki.cli.app import app
 from boki.verify.sim import batches, simulation
 from boki.verify.sim.batches import Result
-from boki.verify.sim.nodes import StorageNode
+from boki.verify.sim.log_nodes import StorageNode
 from boki.verify.sim.options import Options, draw_options
 
 

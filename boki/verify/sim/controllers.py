@@ -34,13 +34,15 @@ class ControllerNode(Node):
         self.controller = ControllerCore(self.name, self.incarnation, config)
         return self.controller
 
-    def _on_leadership(self, is_leader: bool) -> None:
+    def hear_leadership(self, is_leader: bool) -> None:
+        """See `Played`."""
         self._is_leader = is_leader
         self.deliver(self.name, Leadership(self._is_leader, self._is_connected))
 
-    def _on_state(self, state: str) -> None:
+    def hear_state(self, state: str) -> None:
+        """See `Played`."""
         self._is_connected = state == "connected"
-        super()._on_state(state)
+        super().hear_state(state)
         if self.core is not None:
             self.deliver(self.name, Leadership(self._is_leader, self._is_connected))
 
@@ -49,10 +51,10 @@ class ControllerNode(Node):
         if type(effect) in self._writing or self.session is None:
             return
         self._writing.add(type(effect))
-        coordinator, generation = self.world.coordinator, self._generation
+        coordinator, generation = self.world.coordinator, self.generation
 
         def done(told: Installed | Placed) -> None:
-            if generation == self._generation:
+            if generation == self.generation:
                 self._writing.discard(type(effect))
                 self.deliver(COORDINATOR, told)
 

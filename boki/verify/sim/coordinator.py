@@ -26,14 +26,17 @@ NAME: Final = "zookeeper"
 
 @dataclass(slots=True)
 class Session:
-    """One process's session. `hear` takes news; `on_leadership` and `on_state` what their names say."""
+    """One process's session, whatever roles it plays.
+
+    `hear` takes news; `on_leadership` and `on_state` what their names say.
+    """
 
     number: int
     node: NodeId
     hear: Callable[[News], None]
     on_leadership: Callable[[bool], None]
     on_state: Callable[[str], None]
-    role: Role
+    roles: frozenset[Role]
     is_over: bool = False
     is_reachable: bool = True
     silent_since_us: int = 0
@@ -83,14 +86,14 @@ class Coordinator:
     def open(
         self,
         node: NodeId,
-        role: Role,
+        roles: frozenset[Role],
         hear: Callable[[News], None],
         on_leadership: Callable[[bool], None],
         on_state: Callable[[str], None],
     ) -> Session:
         """A process comes; it must be able to reach the ensemble."""
         self._session_number += 1
-        session = Session(self._session_number, node, hear, on_leadership, on_state, role)
+        session = Session(self._session_number, node, hear, on_leadership, on_state, roles)
         self._sessions[session.number] = session
         return session
 
@@ -119,8 +122,10 @@ class Coordinator:
     def _end(self, session: Session) -> None:
         session.is_over = True
         self._sessions.pop(session.number, None)
-        if self.members.get(session.node, (0, None))[0] == session.number:
-            del self.members[session.node]
+        gone = [node for node, (number, _) in self.members.items() if number == session.number]
+        for node in gone:
+            del self.members[node]
+        if gone:
             self._changed("membership")
         self._elect()
 
@@ -164,6 +169,12 @@ class Coordinator:
             self.members[member.node] = (session.number, member)
             self._changed("membership")
 
+    def unregister(self, session: Session, node: NodeId) -> None:
+        """One of the session's roles is not to be seen any more."""
+        if self.members.get(node, (0, None))[0] == session.number:
+            del self.members[node]
+            self._changed("membership")
+
     def ask(self, session: Session, request: Callable[[], Any], answer: Callable[[Any], None]) -> None:
         """Carry out a request, which may be repeated without harm, and answer it as long as the session lives.
 
@@ -176,7 +187,7 @@ class Coordinator:
             return
         rng = self.clock.schedule_rng
         # controllers write, where doubt hurts most
-        doubt = 2 * self.doubt if session.role is Role.CONTROLLER else self.doubt
+        doubt = 2 * self.doubt if Role.CONTROLLER in session.roles else self.doubt
         if doubt and rng.random() < min(doubt, 0.8):
             is_done = rng.random() < 0.5
             self.clock.note(f"what {session.node} asks of {NAME} is {'' if is_done else 'not '}done, and not answered")
@@ -252,7 +263,7 @@ class Coordinator:
         """Tell the process all there is, and from now on what changes."""
         session.is_following = True
         self._tell_all(session)
-        session.is_candidate = session.role is Role.CONTROLLER
+        session.is_candidate = Role.CONTROLLER in session.roles
         self._elect()
 
     def _tell_all(self, session: Session) -> None:

@@ -41,6 +41,9 @@ OF_OBJECTS: Final = (
 )
 """Of them those that transactions over objects come to."""
 
+UP_LAYOUT: Final = "three nodes with all roles, as `boki up` starts them"
+"""Counts seeds: their share of a batch is that of the default layout."""
+
 SITUATIONS: Final = (
     "a seal raced with an append",
     "an entry of a zombie primary was rejected",
@@ -52,7 +55,12 @@ SITUATIONS: Final = (
     "a key was used again",
     "a reader was parked across a term change",
     "a crash lost what was not synced",
+    UP_LAYOUT,
     "a node died with all its roles",
+    "a node stopped, one role after the other",
+    "a session expired for all roles of a node",
+    "a role of a node began again, and the others went on",
+    "a node with one log for two roles was taken away",
     "two roles shared a sync",
     "a storage node handed a batch to the engine beside it",
     "a message waited for the sync that it ran ahead of",

@@ -6,6 +6,10 @@ their place. What moves to these is slow: they cannot hear each other at first. 
 complete, the drained nodes are switched off permanently. When it says that nothing lacks a replica, the power fails, as
 many disks as may are lost, and an engine that has never been there must read everything again.
 
+Where nodes play several roles, whole nodes go: their storage nodes are drained, the plan names other sequencers, and
+the former ones stay until no term needs them. The nodes that come have a storage node, a sequencer and a controller
+each, with one log if those that go have one.
+
 Rule: what is safe is told by what an operator sees (`status`), never by what a test can see inside.
 """
 
@@ -19,13 +23,15 @@ from boki.log.ids import NodeId
 from boki.log.membership import Role
 from boki.verify.histories.facts import Violation
 from boki.verify.sim.controllers import ControllerNode
-from boki.verify.sim.nodes import Node, StorageNode, WholeWorld
+from boki.verify.sim.log_nodes import StorageNode
+from boki.verify.sim.nodes import Node, WholeWorld
 
 _LOOK_US: Final = 100_000
 _DEAF_US: Final = 2_500_000
 _LOST_US: Final = 4_000_000
 """A node that has been silent for this long is presumed lost."""
 _TIMEOUT_US: Final = 60_000_000
+_SAVE_US: Final = 1_000_000
 
 
 class Decommission:
@@ -64,16 +70,31 @@ class Decommission:
 
     def _repair(self) -> dict[str, Any]:
         """What the controller that leads says of repair; empty if there is none."""
+        status = self._status()
+        return dict(status["repair"]) if status else {}
+
+    def _status(self) -> dict[str, Any]:
         for node in self._world.of(Role.CONTROLLER):
             if isinstance(node, ControllerNode) and node.core is not None:
                 status = node.controller.status()
                 if status["is_leader"]:
-                    return dict(status["repair"])
+                    return status
         return {}
 
     def _is_drained(self, nodes: list[Node]) -> bool:
         draining = self._repair().get("draining", {})
-        return all(draining.get(node.name, {}).get("is_complete") for node in nodes)
+        is_drained = all(draining.get(node.name, {}).get("is_complete") for node in nodes)
+        return is_drained and self._sequencers_of(nodes).isdisjoint(self._needed_sequencers())
+
+    def _needed_sequencers(self) -> set[NodeId]:
+        """Those of this term, and those that alone keep an earlier one."""
+        status = self._status()
+        former = status["former_sequencers_needed"] if status else self._world.coordinator.views[0].sequencers
+        return {*self._world.coordinator.views[-1].sequencers, *former}
+
+    def _sequencers_of(self, nodes: list[Node]) -> set[NodeId]:
+        """The sequencers that go with these nodes."""
+        return {role.name for node in nodes for role in self._world.process_of(node) if role.role is Role.SEQUENCER}
 
     def _is_repaired(self) -> bool:
         repair = self._repair()
@@ -86,15 +107,15 @@ class Decommission:
     def _lose_one(self) -> list[Node]:
         """One whose disk may be lost never comes back. Nobody has asked for that, so nobody is told."""
         rng = Random(f"{self._world.options.seed}:farewell:lost")
-        victims = [node for node in self._victims if node.role is Role.STORAGE]
+        lossy = {node.name for node in self._victims}
+        victims = [n for n in self._victims if n.role is Role.STORAGE and self._sequencers_of([n]) <= lossy]
         if not victims or rng.random() < 0.5:
             return []
         lost = rng.choice(victims)
         if len(self._world.of(Role.STORAGE)) <= self._world.options.replicas:
-            self._world.add(StorageNode, "storage-spare")
+            self._add("spare")
         self._clock.note(f"{lost.name} is gone for good")
-        lost.crash()
-        lost.wipe()
+        self._take_away(lost)
         self._clock.run_until(self._clock.now_us + _LOST_US)  # until then what is seen of repair is from before
         return [lost]
 
@@ -103,13 +124,33 @@ class Decommission:
         world, replicas = self._world, self._world.options.replicas
         old = [node for node in world.of(Role.STORAGE) if node not in gone]
         drained = self._rng.sample(old, min(replicas, len(old)))
-        for number in range(max(0, replicas - (len(old) - len(drained)))):
-            world.add(StorageNode, f"storage-new-{number + 1}")
+        plan = world.coordinator.plan
+        going = self._sequencers_of(drained)
+        staying = [node.name for node in world.of(Role.SEQUENCER) if node.name not in going | self._sequencers_of(gone)]
+        lacking = max(0, replicas - (len(old) - len(drained)), (plan.sequencers - len(staying)) if going else 0)
+        for number in range(lacking):
+            staying += [role.name for role in self._add(f"new-{number + 1}") if role.role is Role.SEQUENCER]
         self._clock.note(f"to be drained, for others: {_names(drained)}")
         names = [str(node.name) for node in world.of(Role.STORAGE)]
         world.coordinator.on_placement.append(lambda: self._deafen(names))
-        world.coordinator.change_plan(draining=tuple(node.name for node in drained))
+        changes: dict[str, Any] = {"draining": tuple(node.name for node in drained)}
+        if going:
+            changes["sequencer_names"] = tuple(staying[-plan.sequencers :])
+            self._save_indexes()
+        world.coordinator.change_plan(**changes)
         return drained
+
+    def _add(self, name: str) -> list[Node]:
+        """Something to take the place of what goes."""
+        if self._world.options.is_hosted:
+            return self._world.add_node(name)
+        return [self._world.add(StorageNode, f"storage-{name}")]
+
+    def _save_indexes(self) -> None:
+        """Checkpoints come by themselves in production, and with them terms are no longer needed."""
+        for node in self._world.of(Role.ENGINE):
+            node.save()
+        self._clock.after(_SAVE_US, self._save_indexes)
 
     def _deafen(self, names: list[str]) -> None:
         """Shards are to move: the nodes that are to take them cannot fetch anything yet."""
@@ -120,8 +161,18 @@ class Decommission:
     def _switch_off(self, nodes: list[Node]) -> None:
         for node in nodes:
             self._clock.note(f"{node.name} is empty, and is taken away")
-            node.crash()
-            node.wipe()
+            self._take_away(node)
+
+    def _take_away(self, node: Node) -> None:
+        """It never comes back, nor do the other roles of its process."""
+        roles = self._world.process_of(node)
+        if len(roles) > 1:
+            self._clock.sometimes("a node was taken away with all its roles")
+        if node.mates:
+            self._clock.sometimes("a node with one log for two roles was taken away")
+        node.crash()
+        for role in roles:
+            role.wipe()
 
     def _lose_disks(self, gone: list[Node]) -> None:
         """The power fails; of the disks, as many are lost as allowed."""
@@ -131,8 +182,11 @@ class Decommission:
         # what has rotted is noticed when somebody looks
         has_rotted = not world.options.faults.keys().isdisjoint(("rot", "decay"))
         fair = [node for node in left if node in self._victims] if has_rotted else left
-        lost = self._rng.sample(fair, min(world.options.write_quorum - 1, len(fair)))
-        lost += [node for node in self._victims if node.role is Role.SEQUENCER]
+        count = min(world.options.write_quorum - 1, len(fair))
+        if world.options.shares_log:  # with each the disk of a sequencer
+            lost = self._rng.sample(fair, min(count, world.options.sequencers // 2))
+        else:
+            lost = self._rng.sample(fair, count) + [node for node in self._victims if node.role is Role.SEQUENCER]
         for node in world.nodes.values():
             if node.role in (Role.STORAGE, Role.SEQUENCER, Role.ENGINE):
                 node.crash(keeps_some=False)
@@ -140,7 +194,7 @@ class Decommission:
             self._clock.note(f"{node.name} has lost its disk")
             node.wipe()
         for node in world.nodes.values():
-            if node.role is not Role.ENGINE and node not in gone:
+            if node.role is not Role.ENGINE and all(node.host is not each.host for each in gone):
                 node.start()
 
 

@@ -117,11 +117,12 @@ class EngineNode(Node):
             self.loop.end()
         super()._die()
 
-    def _on_news(self, news: News) -> None:
+    def hear_news(self, news: News) -> None:
+        """See `Played`."""
         if self.logged is not None and isinstance(news, InstallMembership):
             self.logged.on_membership(news.membership)
         self._membership = news.membership if isinstance(news, InstallMembership) else self._membership
-        super()._on_news(news)
+        super().hear_news(news)
 
     def end(self) -> None:
         """See `Node`."""
@@ -149,23 +150,22 @@ class EngineNode(Node):
         if self.core is not None and self.engine is not None:
             self._run(self.engine.checkpoint)
 
-    def stop(self) -> None:
-        """See `Node`: its shards are closed first, if that does not take too long."""
-        if self.core is not None and not self.is_paused:
-            self.clock.after(2_000_000, self._stopped, self._generation)
-            self.loop.create_task(self._drain_shell(self._generation))
+    def drain(self) -> None:
+        """See `Played`: its shards are closed first, if that does not take too long."""
+        self.clock.after(2_000_000, self._stopped, self.generation)
+        self.loop.create_task(self._drain_shell(self.generation))
 
     async def _drain_shell(self, generation: int) -> None:
         """What came in may end, and gateways are told to ask others; then the shards are closed."""
         if self._service is not None:
             await self._service.drain(_DRAIN_S)
-        if self.engine is not None and generation == self._generation:
+        if self.engine is not None and generation == self.generation:
             self.engine.close()
 
     def _stopped(self, generation: int) -> None:
-        if generation == self._generation:
+        if generation == self.generation:
             self.save()
-            self.clock.after(100_000, self._if_alive, generation, self.restart, "it was told to")
+            self.clock.after(100_000, self._if_alive, generation, self.host.stopped, self)
 
     def submit(
         self,
@@ -210,6 +210,13 @@ class EngineNode(Node):
         if not self._is_scheduled and not self.is_paused:
             self._schedule()
 
+    def hand(self, sender: NodeId, message: Any) -> None:
+        """See `Node`: the shell is told at once."""
+        if type(message) in _FOR_SHELL and self.core is not None and not self.is_paused:
+            self._take(sender, message)
+        else:
+            super().hand(sender, message)
+
     def _take(self, sender: NodeId, message: Any) -> None:
         if type(message) not in _FOR_SHELL:
             super()._take(sender, message)
@@ -232,19 +239,18 @@ class EngineNode(Node):
         match news:
             case EngineNews.READY:
                 self.is_ready = True
-                assert self.session is not None
-                self.world.coordinator.register(self.session, self.member())
+                self.host.register(self)
                 if self.logged is not None and self.world.options.logs_calls:
                     self.logged.start()
             case EngineNews.FENCED:
                 self.clock.sometimes("an engine was fenced and stopped")
-                self.clock.after(0, self._end, self._generation, "it was fenced")
+                self.clock.after(0, self._end, self.generation, "it was fenced")
             case EngineNews.STALE:
                 self.clock.sometimes("an engine whose index was stale took another one")
-                self.clock.after(0, self._end, self._generation, "its index was stale")
+                self.clock.after(0, self._end, self.generation, "its index was stale")
             case EngineNews.CLOSED:
                 self.clock.sometimes("an engine closed its shards and stopped")
-                self.clock.after(0, self._stopped, self._generation)
+                self.clock.after(0, self._stopped, self.generation)
             case EngineNews.BOOTED:
                 self.logged = LoggedEngine(self)
                 if self._membership is not None:
@@ -256,7 +262,7 @@ class EngineNode(Node):
                 assert_never(news)
 
     def _end(self, generation: int, why: str) -> None:
-        if generation == self._generation:
+        if generation == self.generation:
             self.restart(why)
 
 

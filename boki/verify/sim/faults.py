@@ -21,9 +21,10 @@ from boki.protocol.messages import Seal
 from boki.verify.sim.ahead_scenarios import Ahead
 from boki.verify.sim.coordinator import NAME as ZOOKEEPER
 from boki.verify.sim.echoes import Echo
+from boki.verify.sim.log_nodes import StorageNode
 from boki.verify.sim.lost_indexes import LostIndex
 from boki.verify.sim.mistakes import Mistake
-from boki.verify.sim.nodes import Node, StorageNode
+from boki.verify.sim.nodes import Node
 from boki.verify.sim.options import seconds_between
 from boki.verify.sim.scenarios import Cluster, LoneCopy, OldPrimary, Scenario, Swap
 from boki.verify.sim.short_incarnations import ShortIncarnation
@@ -137,10 +138,9 @@ class Faults:
     # nodes
 
     def _crash(self) -> None:
-        roles = self._fall(self._pick(*Role))
-        down_us = self._some_us(10_000, 3_000_000)
-        for role in roles:
-            self._later(down_us, role.start)
+        node = self._pick(*Role)
+        self._fall(node)
+        self._later(self._some_us(10_000, 3_000_000), node.start)
 
     def _crash_primary(self) -> None:
         """Half of the time its disk had been slow, so that it has sent what it has not stored; and it is back soon."""
@@ -181,17 +181,13 @@ class Faults:
                 self._later(rng.randint(0, 20_000), fall, node, rng.randint(1_000, 30_000))
 
     def _crash_and_start(self, node: Node, down_us: int) -> None:
-        for role in self._fall(node):
-            self._later(down_us, role.start)
+        self._fall(node)
+        self._later(down_us, node.start)
 
-    def _fall(self, node: Node) -> list[Node]:
-        """Crash all roles of its process; which they are."""
-        roles = self._cluster.process_of(node)
-        for role in roles:
-            role.crash()
-        if len(roles) > 1:
+    def _fall(self, node: Node) -> None:
+        node.crash()
+        if len(self._cluster.process_of(node)) > 1:
             self._clock.sometimes("a node died with all its roles")
-        return roles
 
     def _power_cut(self) -> None:
         """Everything at once. Mostly all disks had been slow just before, so much was not synced."""
@@ -220,12 +216,9 @@ class Faults:
         self._pick(Role.STORAGE, Role.ENGINE).save()
 
     def _pause(self) -> None:
-        roles = self._cluster.process_of(self._pick(*Role))
-        for role in roles:
-            role.pause()
-        hold_us = self._some_us(20_000, MAX_PAUSE_US)
-        for role in roles:
-            self._later(hold_us, role.resume)
+        node = self._pick(*Role)
+        node.pause()
+        self._later(self._some_us(20_000, MAX_PAUSE_US), node.resume)
 
     def _wipe(self) -> None:
         if self.victims:
@@ -271,7 +264,8 @@ class Faults:
         self._later(self._some_us(10_000, 300_000), self._sequencers)
 
     def _set_clock(self, node: Node, offset_us: int) -> None:
-        node.offset_us = offset_us
+        for role in self._cluster.process_of(node):
+            role.offset_us = offset_us
         self._clock.note(f"the clock of {node.name} is wrong by {offset_us} us")
 
     # disks
@@ -330,12 +324,18 @@ class Faults:
     # links
 
     def _cut(self, sources: list[str], targets: list[str], hold_us: int) -> None:
+        """`sources` and `targets`: processes, roles or the coordinator."""
         network = self._cluster.network
         self._clock.note(f"cut: {' '.join(sources)} to {' '.join(targets)} for {hold_us} us")
-        self._later(hold_us, network.mend, network.cut(sources, targets))
+        self._later(hold_us, network.mend, network.cut(self._roles(sources), self._roles(targets)))
+
+    def _roles(self, names: list[str]) -> list[str]:
+        """All roles of those that are processes, and the others as they are."""
+        whole = {str(name): [str(role.name) for role in host.roles] for name, host in self._cluster.hosts.items()}
+        return [role for name in names for role in whole.get(name, [name])]
 
     def _partition(self) -> None:
-        names = [*map(str, self._cluster.nodes), ZOOKEEPER]
+        names = [*map(str, self._cluster.hosts), ZOOKEEPER]
         count = self._rng.randint(1, len(names) - 1) if self._rng.random() < 0.5 else 1
         group = self._rng.sample(names, count)
         rest = [name for name in names if name not in group]
@@ -344,7 +344,7 @@ class Faults:
         self._cut(rest, group, hold_us)
 
     def _one_way(self) -> None:
-        names = [*map(str, self._cluster.nodes)]
+        names = [*map(str, self._cluster.hosts)]
         group = self._rng.sample(names, self._rng.choice((1, 1, 2)))
         rest = [name for name in (*names, ZOOKEEPER) if name not in group]
         if self._rng.random() < 0.3:

@@ -74,7 +74,12 @@ class GatewayNode(Node):
 
     def arrive(self, sender: NodeId, message: Any, incarnation: int) -> None:
         """See `Node`: a shell takes in each message as it comes."""
-        if incarnation != self.incarnation or self.core is None:
+        if incarnation == self.incarnation:
+            self.hand(sender, message)
+
+    def hand(self, sender: NodeId, message: Any) -> None:
+        """See `Node`."""
+        if self.core is None:
             return
         if self.is_paused:
             self._inbox.append((sender, message))

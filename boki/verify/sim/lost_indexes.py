@@ -15,7 +15,8 @@ from boki.log.membership import Role
 from boki.log.metalog import Positions, covers
 from boki.protocol.messages import StoreCheckpoint
 from boki.verify.sim.engines import EngineNode
-from boki.verify.sim.nodes import Node, StorageNode
+from boki.verify.sim.log_nodes import StorageNode
+from boki.verify.sim.nodes import Node
 from boki.verify.sim.scenarios import Cluster, Later, Scenario
 
 _STALL_US: Final = 1_500_000

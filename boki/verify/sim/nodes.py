@@ -15,17 +15,15 @@ from boki.log.membership import Member, Role
 from boki.log.metalog import VERSION, Positions
 from boki.log.operations import Operation
 from boki.log.view import View
-from boki.protocol.effects import Core, DiskRoom, DiskUnreadable, Effect, Load, Put, RoleEffect, Send, Store, Trace
+from boki.protocol.effects import Core, DiskUnreadable, Effect, Load, Put, RoleEffect, Send, Store, Trace
 from boki.protocol.follower import COORDINATOR
-from boki.protocol.messages import FetchView, Ping, Pong
+from boki.protocol.messages import FetchView, IndexBatch, Ping, Pong
 from boki.protocol.output_commit import IN_LOG, holds, split_early
-from boki.sequencer.core import SequencerCore
-from boki.storage.core import StorageCore
 from boki.verify.histories.history import History
 from boki.verify.sim.clockwork import Clockwork
-from boki.verify.sim.coordinator import NAME as ZOOKEEPER
 from boki.verify.sim.coordinator import Coordinator, News, Session
 from boki.verify.sim.disks import SimulatedDisk
+from boki.verify.sim.hosts import NodeHost
 from boki.verify.sim.network import Network
 from boki.verify.sim.options import Options
 
@@ -77,6 +75,9 @@ class World(Protocol):
     def process_of(self, node: Node) -> Sequence[Node]:
         """The roles that are one process with it, itself among them: they are lost together."""
 
+    def host_of(self, node: Node) -> NodeHost:
+        """The process of a new role, which joins it."""
+
 
 class WholeWorld(World, Protocol):
     """What the end of a run sees of the world: it adds nodes, asks clients' questions and takes nodes away."""
@@ -88,6 +89,9 @@ class WholeWorld(World, Protocol):
 
     def add(self, kind: type[Node], name: str) -> Node:
         """A new node, which starts at once."""
+
+    def add_node(self, name: str) -> list[Node]:
+        """A new node with several roles, which starts at once."""
 
 
 class Node:
@@ -107,56 +111,54 @@ class Node:
         """The nodes that share its write-ahead log, itself among them; none: it has one of its own."""
         self._ahead_until = 0
         self.core: Core[Any] | None = None
+        self.host = world.host_of(self)
+        """Its process."""
         self.incarnation = 0
         self.is_up = False
         self.is_paused = False
         self.offset_us = 0
         """How wrong this node's clock is."""
-        self.session: Session | None = None
-        self._generation = 0
+        self.generation = 0
         self._inbox: list[tuple[NodeId, Any]] = []
         self._is_scheduled = False
         self._clock_us = 0
 
     # living and dying
 
+    @property
+    def session(self) -> Session | None:
+        """With the coordinator: that of its process."""
+        return self.host.session
+
     def start(self) -> None:
-        """Boot, if it is down."""
+        """Boot, with all roles of its process that are down."""
+        self.host.start()
+
+    def rise(self) -> None:
+        """See `Played`."""
         if not self.is_up:
             self.is_up = True
-            self._generation += 1
-            self.open_session(self._generation)
+            self.generation += 1
+            self.host.connect(self, self.generation)
 
-    def open_session(self, generation: int) -> None:
-        """Come to the coordinator as soon as it can be reached, and continue from there."""
-        if generation != self._generation or not self.is_up:
-            return
-        network = self.world.network
-        if self.is_paused or network.is_cut(self.name, ZOOKEEPER) or network.is_cut(ZOOKEEPER, self.name):
-            self.clock.after(100_000, self.open_session, generation)
-            return
-        self.session = self.world.coordinator.open(
-            self.name,
-            self.role,
-            lambda news: self._if_alive(generation, self._on_news, news),
-            lambda is_leader: self._if_alive(generation, self._on_leadership, is_leader),
-            lambda state: self._if_alive(generation, self._on_state, state),
-        )
+    def boot(self, generation: int) -> None:
+        """See `Played`: the incarnation is the disk's, or a new one."""
         stored = self.disk.get(_INCARNATION_KEY) if self.HAS_DISK_LIFE else None
         if stored is not None:
             self._begin(generation, int(stored))
-        else:
-            ask = self.world.coordinator.next_incarnation
-            self.world.coordinator.ask(
-                self.session, ask, lambda number: self._if_alive(generation, self._begin, generation, number)
-            )
+            return
+        assert self.session is not None
+        ask = self.world.coordinator.next_incarnation
+        self.world.coordinator.ask(
+            self.session, ask, lambda number: self._if_alive(generation, self._begin, generation, number)
+        )
 
     def _if_alive(self, generation: int, action: Callable[..., None], *arguments: Any) -> None:
-        if generation == self._generation and self.is_up:
+        if generation == self.generation and self.is_up:
             action(*arguments)
 
     def _begin(self, generation: int, incarnation: int) -> None:
-        if generation != self._generation or self.core is not None or self.session is None or self.session.is_over:
+        if generation != self.generation or self.core is not None or self.session is None or self.session.is_over:
             return
         if self.disk.is_full:  # a database that is opened writes what it recovers
             self._on_disk_failure("a write found no space")
@@ -173,8 +175,8 @@ class Node:
         except Exception as error:  # noqa: BLE001 - what the disk holds keeps it from starting
             self._raised(error)
             return
-        self.world.coordinator.register(self.session, self.member())
-        self.world.coordinator.follow(self.session)
+        self.host.register(self)
+        self.host.follow(self)
         self.clock.after(int(self.clock.schedule_rng.random() * _TICK_US), self._tick, generation)
 
     def make_core(self) -> Core[Any] | None:
@@ -183,10 +185,14 @@ class Node:
 
     def member(self) -> Member:
         """As whom others see this node."""
-        host = NodeId(f"node-{self.name.rpartition('-')[2]}" if self.world.options.is_hosted else "")
-        life, ahead = self.incarnation, bool(self.mates)
         return Member(
-            node=self.name, role=self.role, incarnation=life, host=host, runs_ahead=ahead, entry_version=VERSION
+            node=self.name,
+            role=self.role,
+            incarnation=self.incarnation,
+            host=self.host.name if self.world.options.is_hosted else NodeId(""),
+            runs_ahead=bool(self.mates),
+            entry_version=VERSION,
+            is_leaving=self.host.is_stopping,
         )
 
     def mate(self, role: Role) -> NodeId | None:
@@ -199,15 +205,11 @@ class Node:
         self.mates = guest.mates = {self.name: self, guest.name: guest}
 
     def crash(self, *, keeps_some: bool = True) -> None:
-        """Gone without a word; what the disk had not synced may be gone, too, or is. So are mates in its log."""
-        for mate in self.mates.values():
-            if mate is not self and mate.is_up:
-                mate.crash_alone(keeps_some=keeps_some)
-                self.clock.after(_RESTART_US, mate.start)
-        self.crash_alone(keeps_some=keeps_some)
+        """Gone without a word, with all roles of its process; what disks had not synced may be gone, too, or is."""
+        self.host.crash(keeps_some=keeps_some)
 
-    def crash_alone(self, *, keeps_some: bool) -> None:
-        """This role, of all that share its log."""
+    def fall(self, *, keeps_some: bool) -> None:
+        """See `Played`."""
         if not self.is_up:
             return
         self.world.coverage.dies(self)
@@ -216,22 +218,23 @@ class Node:
         if lost:
             self.clock.sometimes("a crash lost what was not synced")
         self._die()
-        if self.session is not None:
-            self.world.coordinator.lose(self.session)
 
     def _die(self) -> None:
         self.is_up = self.is_paused = self._is_scheduled = False
         self._ahead_until = 0
-        self._generation += 1
+        self.generation += 1
         self.core = None
         self._inbox.clear()
 
     def restart(self, why: str) -> None:
-        """The process continues, the role begins again: fenced, or its session is over. So does who shares its log."""
-        for mate in self.mates.values():
-            if mate is not self and mate.is_up:
-                mate.restart_alone(f"{self.name} does")
-        self.restart_alone(why)
+        """The process continues, the role begins again: it was fenced, or told to stop."""
+        self.host.restart(self, why)
+
+    def rest(self, why: str) -> None:
+        """See `Played`."""
+        self.clock.note(f"{self.name} begins anew: {why}")
+        self.disk.flush()
+        self._die()
 
     def wipe(self) -> None:
         """Its disk is lost, and with it the newest writes of the one that kept them there."""
@@ -239,15 +242,6 @@ class Node:
         for mate in self.mates.values():
             if mate.disk.log is self.disk:
                 mate.disk.wipe()
-
-    def restart_alone(self, why: str) -> None:
-        """This role, of all that share its log."""
-        self.clock.note(f"{self.name} begins anew: {why}")
-        self.disk.flush()
-        self._die()
-        if self.session is not None and not self.session.is_over:
-            self.world.coordinator.close(self.session)
-        self.clock.after(20_000, self.start)
 
     def save(self) -> None:
         """Checkpoint now what would be checkpointed some time."""
@@ -261,16 +255,18 @@ class Node:
         """The run is over: nothing of this node is to be left."""
 
     def stop(self) -> None:
-        """SIGTERM: stop in good order, and come back."""
-        if self.core is not None and not self.is_paused:
-            self.save()
-            self.restart("it was told to")
+        """SIGTERM: stop in good order, with all roles of its process, and come back."""
+        self.host.stop()
+
+    def drain(self) -> None:
+        """See `Played`."""
+        self.save()
+        self.host.stopped(self)
 
     def _on_disk_failure(self, what: str) -> None:
         self.clock.sometimes(what)
-        for role in self.world.process_of(self):
-            role.crash()
-            self.clock.after(_RESTART_US, role.start)
+        self.crash()
+        self.clock.after(_RESTART_US, self.start)
 
     def _replace_disk(self) -> None:
         """The node has stopped, and does so at each start: somebody gives it an empty disk."""
@@ -281,12 +277,18 @@ class Node:
         self.clock.after(_RESTART_US, self.start)
 
     def pause(self) -> None:
-        """SIGSTOP: everything waits; others see a silent node."""
-        self.clock.note(f"{self.name} is stopped")
-        self.is_paused = self.is_up
+        """SIGSTOP of its process: everything waits; others see a silent node."""
+        for role in self.world.process_of(self):
+            self.clock.note(f"{role.name} is stopped")
+            role.is_paused = role.is_up
 
     def resume(self) -> None:
         """SIGCONT: what has gathered comes all at once."""
+        for role in self.world.process_of(self):
+            role.go_on()
+
+    def go_on(self) -> None:
+        """This role continues."""
         if self.is_paused:
             self.clock.note(f"{self.name} goes on, and takes in {len(self._inbox)} messages")
             self.is_paused = False
@@ -303,13 +305,16 @@ class Node:
         return self._clock_us
 
     def _tick(self, generation: int) -> None:
-        if generation != self._generation or self.core is None:
+        if generation != self.generation or self.core is None:
             return
         if self.is_paused:
             self.clock.after(10_000, self._tick, generation)
             return
         self.clock.after(_TICK_US, self._tick, generation)
-        self._run(self.core.tick, self.now_us())
+        if self._inbox and not self._is_scheduled:  # what could wait for a tick
+            self._drain(generation)
+        if self.core is not None and generation == self.generation:
+            self._run(self.core.tick, self.now_us())
 
     def deliver(self, sender: NodeId, message: Any) -> None:
         """A message has arrived; it is taken in a little later, with all that come until then."""
@@ -319,22 +324,31 @@ class Node:
         if not self._is_scheduled and not self.is_paused:
             self._schedule()
 
+    def hand(self, sender: NodeId, message: Any) -> None:
+        """A role of this process hands a message over by reference: it is here at once, and is never lost."""
+        if self.core is None:
+            return
+        if isinstance(message, IndexBatch) and message.may_wait:
+            self._inbox.append((sender, message))
+        else:
+            self.deliver(sender, message)
+
     def _schedule(self) -> None:
         self._is_scheduled = True
-        self.clock.after(int(self.clock.schedule_rng.random() * 200), self._drain, self._generation)
+        self.clock.after(int(self.clock.schedule_rng.random() * 200), self._drain, self.generation)
 
     def _drain(self, generation: int) -> None:
-        if generation != self._generation:
+        if generation != self.generation:
             return
         self._is_scheduled = False
         if self.is_paused or self.core is None:
             return
         inbox, self._inbox = self._inbox, []
         for sender, message in inbox:
-            if generation != self._generation or self.core is None:
+            if generation != self.generation or self.core is None:
                 return
             self._take(sender, message)
-        if generation == self._generation and self.core is not None:
+        if generation == self.generation and self.core is not None:
             self._run(self.core.settle, self.now_us())
 
     def _take(self, sender: NodeId, message: Any) -> None:
@@ -366,9 +380,9 @@ class Node:
 
     def perform(self, effects: Iterable[Effect]) -> None:
         """Carry effects out, in order, until the node dies of one; as `boki.host.host` does it."""
-        generation = self._generation
+        generation = self.generation
         for effect in effects:
-            if generation != self._generation:
+            if generation != self.generation:
                 return
             if self._ahead_until and self.is_ahead() and holds(effect):
                 self.clock.sometimes("a message waited for the sync that it ran ahead of")
@@ -395,8 +409,13 @@ class Node:
 
     def hear_early(self, sender: NodeId, message: Any) -> None:
         """See `boki.host.host.Host`."""
-        if not isinstance(message, IN_LOG):
-            self._ahead_until = self.disk.log.queued
+        if isinstance(message, IN_LOG):
+            if self.core is not None:
+                self._inbox.insert(0, (sender, message))  # what has come meanwhile may be cuts of these very records
+                if not self._is_scheduled and not self.is_paused:
+                    self._schedule()
+            return
+        self._ahead_until = self.disk.log.queued
         self.deliver(sender, message)
 
     def is_ahead(self) -> bool:
@@ -404,9 +423,9 @@ class Node:
         return self._ahead_until > self.disk.log.durable
 
     def _stored(self, effects: Iterable[Effect]) -> None:
-        generation = self._generation
+        generation = self.generation
         for effect in effects:
-            if generation == self._generation:
+            if generation == self.generation:
                 self._run(self._perform, effect)
 
     def send(self, to: NodeId, message: Any) -> None:
@@ -417,28 +436,30 @@ class Node:
             self._fetch_views(message)
         else:
             target = self.world.nodes.get(to)
-            if target is not None:
+            if target is not None and target.host is self.host:
+                target.hand(self.name, message)
+            elif target is not None:
                 self.world.network.send(self.name, to, target.arrive, self.name, message, target.incarnation)
 
     def arrive(self, sender: NodeId, message: Any, incarnation: int) -> None:
         """A message for that incarnation of this node is here: mostly it is alone, sometimes it waits for others."""
         if incarnation != self.incarnation or self.core is None:
             return
-        if self._is_scheduled or self.is_paused or self.clock.schedule_rng.random() < _GATHERING:
+        if self._is_scheduled or self.is_paused or self._inbox or self.clock.schedule_rng.random() < _GATHERING:
             self.deliver(sender, message)
             return
-        generation = self._generation
+        generation = self.generation
         self._take(sender, message)
-        if not isinstance(message, Ping | Pong) and generation == self._generation and self.core is not None:
+        if not isinstance(message, Ping | Pong) and generation == self.generation and self.core is not None:
             self._run(self.core.settle, self.now_us())
 
     def _fetch_views(self, message: FetchView) -> None:
         assert self.session is not None
-        generation, term = self._generation, message.known_term
+        generation, term = self.generation, message.known_term
 
         def hear(news: News | None) -> None:
             if news is not None:
-                self._if_alive(generation, self._on_news, news)
+                self._if_alive(generation, self.hear_news, news)
 
         self.world.coordinator.ask(self.session, lambda: self.world.coordinator.views_after(term), hear)
 
@@ -448,45 +469,15 @@ class Node:
         """What the core asks of its role's shell."""
         raise AssertionError(f"{self.name} has no use for {effect!r}")
 
-    def _on_news(self, news: News) -> None:
+    def hear_news(self, news: News) -> None:
+        """See `Played`."""
         self.deliver(COORDINATOR, news)
 
-    def _on_leadership(self, is_leader: bool) -> None:
-        """This process leads the controllers, or does not."""
+    def hear_leadership(self, is_leader: bool) -> None:
+        """See `Played`."""
 
-    def _on_state(self, state: str) -> None:
+    def hear_state(self, state: str) -> None:
+        """See `Played`."""
         if state == "expired":
             self.clock.sometimes("a session expired")
-            self.restart("its session has expired")
-
-
-class StorageNode(Node):
-    """A storage node; its incarnation is its disk's."""
-
-    role = Role.STORAGE
-    HAS_DISK_LIFE = True
-
-    def make_core(self) -> Core[Any]:
-        """See `Node`."""
-        self.storage = StorageCore(self.name, self.incarnation, self.disk, mate=self.mate(Role.SEQUENCER))
-        return self.storage
-
-    def save(self) -> None:
-        """See `Node`."""
-        if self.core is not None:
-            self._run(lambda: [self.storage.checkpoint()])
-
-    def set_room(self, room: DiskRoom) -> None:
-        """The disk is (nearly) full, or no longer."""
-        self.deliver(self.name, room)
-
-
-class SequencerNode(Node):
-    """A sequencer; its incarnation is its disk's."""
-
-    role = Role.SEQUENCER
-    HAS_DISK_LIFE = True
-
-    def make_core(self) -> Core[Any]:
-        """See `Node`."""
-        return SequencerCore(self.name, self.incarnation, self.disk, self.mate(Role.STORAGE))
+            self.rest("its session has expired")

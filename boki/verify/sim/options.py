@@ -55,10 +55,14 @@ _FAULTS_BESIDE: Final = 3
 _DECOMMISSION_SHARE: Final = 0.14
 _HOSTED_SHARE: Final = 0.62
 """Of the seeds without a scenario that takes away single roles: half of all."""
+_UP_SHARE: Final = 0.5
+"""Of these, those that are laid out as `boki up` does it by itself."""
+_UP_AHEAD_SHARE: Final = 0.5
+"""Of these, those with the scenario for cuts that run ahead. In the others all faults come as often as drawn."""
 _SHARED_LOG_SHARE: Final = 0.75
-"""Of these, those in which two roles share a log; and of these, those with several replicas, as `boki up` has them."""
+"""Of the other seeds with such nodes, those in which two roles share a log; of these, those with several replicas."""
 _SPECULATION_SHARE: Final = 0.9
-"""Of these, those in which cuts run ahead: a quarter of all seeds."""
+"""Of these, those in which cuts run ahead: an eighth of all seeds, besides those with the layout of `boki up`."""
 _AHEAD_SHARE: Final = 0.75
 """Of these, those with the scenario for it."""
 _SELDOM: Final = 0.1
@@ -80,6 +84,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     relays: int = 0
     """Engines without the index."""
     controllers: int = 2
+    gateways: int = 2
     logs: int = 1
     replicas: int = 3
     write_quorum: int = 2
@@ -156,6 +161,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     def logs_calls(self) -> bool:
         """Whether engines have logged calls to run."""
         return self.calls > 0 or self.flows > 0
+
+    @property
+    def is_up_layout(self) -> bool:
+        """Whether this is the cluster that `boki up` starts by itself."""
+        return self == as_up(self)
 
 
 def draw_objects(seed: int) -> Options:
@@ -251,13 +261,16 @@ def _draw_layout(options: Options) -> Options:
     if not is_hosted:
         return options
     options = msgspec.structs.replace(options, is_hosted=True)
+    up_rng = Random(f"{options.seed}:options:up")
+    if up_rng.random() < _UP_SHARE:
+        return as_up(_draw_ahead(options, up_rng) if up_rng.random() < _UP_AHEAD_SHARE else options)
     rng = Random(f"{options.seed}:options:log")
     return _draw_shared_log(options, rng) if rng.random() < _SHARED_LOG_SHARE else options
 
 
 def _draw_shared_log(options: Options, rng: Random) -> Options:
     """One log for two roles: on each of several nodes, or on the only one."""
-    options = msgspec.structs.replace(options, shares_log=True, has_decommission=False)
+    options = msgspec.structs.replace(options, shares_log=True)
     if rng.random() < _SHARED_LOG_SHARE:
         runs_ahead = Random(f"{options.seed}:options:ahead").random() < 0.5
         options = msgspec.structs.replace(options, runs_ahead=runs_ahead)
@@ -271,26 +284,53 @@ def _draw_shared_log(options: Options, rng: Random) -> Options:
 def draw_speculation(options: Options, rng: Random) -> Options:
     """Cuts run ahead. Mostly every node has both roles; sometimes one of the shards' replicas has none, or changes."""
     count = rng.choice((3, 3, 3, 5))
-    if rng.random() < _AHEAD_SHARE:  # most faults seldom: else the scenario hardly ever gets through
-        often = rng.sample(sorted(options.faults), min(_FAULTS_BESIDE, len(options.faults)))
-        options = msgspec.structs.replace(
-            options,
-            scenarios={"ahead": 3.0},
-            faults={fault: rate * (1 if fault in often else _SELDOM) for fault, rate in options.faults.items()},
-            chaos_us=max(options.chaos_us, 4_000_000),
-        )
+    if rng.random() < _AHEAD_SHARE:
+        options = _draw_ahead(options, rng)
     return msgspec.structs.replace(
         options,
         speculates=True,
         runs_ahead=False,
         shares_log=True,
         is_hosted=True,
-        has_decommission=False,
         replicas=count,
         write_quorum=rng.randint(2, count // 2 + 1),
         sequencers=count,
         storage=count + rng.choice((0, 0, 0, 1)),
         spare_sequencers=rng.choice((0, 0, 0, 1)),
+    )
+
+
+def _draw_ahead(options: Options, rng: Random) -> Options:
+    """The scenario for cuts that run ahead, and most faults seldom: else it hardly ever gets through."""
+    often = rng.sample(sorted(options.faults), min(_FAULTS_BESIDE, len(options.faults)))
+    return msgspec.structs.replace(
+        options,
+        scenarios={"ahead": 3.0},
+        faults={fault: rate * (1 if fault in often else _SELDOM) for fault, rate in options.faults.items()},
+        chaos_us=max(options.chaos_us, 4_000_000),
+    )
+
+
+def as_up(options: Options) -> Options:
+    """The same load and faults for the cluster of `boki up` as it is by default (`boki.config.up`): three nodes with
+    all roles, and one log.
+    """
+    return msgspec.structs.replace(
+        options,
+        storage=3,
+        sequencers=3,
+        spare_sequencers=0,
+        engines=3,
+        relays=0,
+        controllers=3,
+        gateways=3,
+        logs=1,
+        replicas=3,
+        write_quorum=2,
+        is_hosted=True,
+        shares_log=True,
+        runs_ahead=False,
+        speculates=True,
     )
 
 

@@ -23,8 +23,10 @@ from boki.verify.sim.coordinator import NAME as ZOOKEEPER
 from boki.verify.sim.coordinator import Coordinator
 from boki.verify.sim.coverage import Coverage
 from boki.verify.sim.engines import EngineNode
+from boki.verify.sim.hosts import NodeHost
+from boki.verify.sim.log_nodes import StorageNode
 from boki.verify.sim.network import Network
-from boki.verify.sim.nodes import Node, StorageNode
+from boki.verify.sim.nodes import Node
 from boki.verify.sim.options import Options
 
 _LOOK_US: Final = 2_000
@@ -39,6 +41,7 @@ class Cluster(Protocol):
     options: Options
     coverage: Coverage
     nodes: dict[NodeId, Node]
+    hosts: dict[NodeId, NodeHost]
 
     def process_of(self, node: Node) -> list[Node]:
         """The roles that are lost together with it, itself among them."""

@@ -29,15 +29,17 @@ from boki.verify.sim.clockwork import START_US, Clockwork
 from boki.verify.sim.controllers import ControllerNode
 from boki.verify.sim.coordinator import NAME as ZOOKEEPER
 from boki.verify.sim.coordinator import Coordinator
-from boki.verify.sim.coverage import Coverage
+from boki.verify.sim.coverage import UP_LAYOUT, Coverage
 from boki.verify.sim.decommission import Decommission
 from boki.verify.sim.engines import EngineNode, RelayNode
 from boki.verify.sim.faults import MAX_OFFSET_US, MAX_PAUSE_US, Faults
 from boki.verify.sim.flows import FlowClients
 from boki.verify.sim.gateways import GatewayNode
 from boki.verify.sim.hearing import heard
+from boki.verify.sim.hosts import NodeHost
+from boki.verify.sim.log_nodes import SequencerNode, StorageNode
 from boki.verify.sim.network import Network
-from boki.verify.sim.nodes import Node, SequencerNode, StorageNode
+from boki.verify.sim.nodes import Node
 from boki.verify.sim.options import Options
 from boki.verify.sim.probes import probe_all
 from boki.verify.sim.queues import QueueClients
@@ -102,6 +104,8 @@ class Simulation:
         self.network = Network(self.clock, options.link_us, options.faults)
         self.coverage = Coverage(self.clock)
         self.nodes: dict[NodeId, Node] = {}
+        self.hosts: dict[NodeId, NodeHost] = {}
+        """The processes that play them."""
         self.coordinator = Coordinator(
             self.clock,
             ClusterPlan(
@@ -111,7 +115,7 @@ class Simulation:
                 write_quorum=options.write_quorum,
                 speculative_cuts=options.speculates,
             ),
-            lambda node: self.network.is_cut(node, ZOOKEEPER) or self.network.is_cut(ZOOKEEPER, node),
+            self._is_cut_off,
             options.session_us,
             options.faults.get("doubt", 0.0),
             options.faults.get("stale", 0.0),
@@ -136,10 +140,25 @@ class Simulation:
 
     def process_of(self, node: Node) -> list[Node]:
         """See `boki.verify.sim.nodes.World`."""
-        if not self.options.is_hosted:
-            return [node]
-        number = node.name.rpartition("-")[2]
-        return [other for other in self.nodes.values() if other.name.rpartition("-")[2] == number]
+        return [self.nodes[role.name] for role in node.host.roles]
+
+    def host_of(self, node: Node) -> NodeHost:
+        """See `boki.verify.sim.nodes.World`. Roles of the same number are one process; no process has two engines."""
+        name = str(node.name)
+        if self.options.is_hosted:
+            kind, _, number = name.partition("-")
+            name = f"node-{self.options.engines + int(number)}" if kind == "relay" else f"node-{number}"
+        host = self.hosts.get(NodeId(name))
+        if host is None:
+            host = self.hosts[NodeId(name)] = NodeHost(self.clock, self.coordinator, name, self._is_cut_off)
+        host.roles.append(node)
+        return host
+
+    def _is_cut_off(self, host: str) -> bool:
+        """Whether a process and the coordinator do not hear each other."""
+        network = self.network
+        names = [role.name for role in self.hosts[NodeId(host)].roles]
+        return any(network.is_cut(name, ZOOKEEPER) or network.is_cut(ZOOKEEPER, name) for name in names)
 
     def _build(self) -> None:
         options = self.options
@@ -149,19 +168,32 @@ class Simulation:
             (ControllerNode, "controller", options.controllers),
             (EngineNode, "engine", options.engines),
             (RelayNode, "relay", options.relays),
-            (GatewayNode, "gateway", 2),
+            (GatewayNode, "gateway", options.gateways),
         ]
         for kind, name, count in kinds:
             for number in range(1, count + 1):
-                self.add(kind, f"{name}-{number}")
+                self._make(kind, f"{name}-{number}")
+        for host in self.hosts.values():
+            host.start()
 
     def add(self, kind: type[Node], name: str) -> Node:
         """One more node, which starts."""
-        node = self.nodes[NodeId(name)] = kind(self, name)
-        host = self.nodes.get(NodeId(f"storage-{name.rpartition('-')[2]}"))
-        if self.options.shares_log and kind is SequencerNode and host is not None:
-            host.share_log(node)
+        node = self._make(kind, name)
         node.start()
+        return node
+
+    def add_node(self, name: str) -> list[Node]:
+        """One more process with the roles that keep a log and end its terms, which starts."""
+        kinds: tuple[type[Node], ...] = (StorageNode, SequencerNode, ControllerNode)
+        roles = [self._make(kind, f"{kind.role}-{name}") for kind in kinds]
+        roles[0].start()
+        return roles
+
+    def _make(self, kind: type[Node], name: str) -> Node:
+        node = self.nodes[NodeId(name)] = kind(self, name)
+        beside = self.nodes.get(NodeId(name.replace("sequencer-", "storage-")))
+        if self.options.shares_log and kind is SequencerNode and beside is not None:
+            beside.share_log(node)
         return node
 
     # the phases
@@ -185,6 +217,8 @@ class Simulation:
         outcome.virtual_us = self.clock.now_us - START_US
         if outcome.terms > 1:
             self.clock.sometimes("a term changed")
+        if self.options.is_up_layout:
+            self.clock.sometimes(UP_LAYOUT)
         return outcome
 
     def _run(self) -> list[Violation]:
@@ -416,7 +450,8 @@ class Simulation:
 
     def _check(self) -> list[Violation]:
         faults = self.options.faults
-        grace_us = 1_500_000 + (2 * MAX_PAUSE_US if "pause" in faults else 0)
+        can_pause = "pause" in faults or "ahead" in self.options.scenarios
+        grace_us = 1_500_000 + (2 * MAX_PAUSE_US if can_pause else 0)
         wrong_us = 2 * MAX_OFFSET_US if "clock" in faults else 0
         checkers: list[Checker] = [*all_checkers(grace_us + wrong_us, _EARLY_US + wrong_us)]
         if not faults and self._script is None:

@@ -30,7 +30,8 @@ from boki.verify.histories.cursors import Wakes
 from boki.verify.histories.facts import Violation
 from boki.verify.histories.history import Appending, Refused
 from boki.verify.sim.coordinator import NAME as ZOOKEEPER
-from boki.verify.sim.nodes import Node, StorageNode
+from boki.verify.sim.log_nodes import StorageNode
+from boki.verify.sim.nodes import Node
 from boki.verify.sim.simulation import Simulation
 from tests.verify.sim.stage import (
     SECOND,

@@ -256,7 +256,7 @@ class Process:
         self.leads: list[bool] = []
         self.coordinator = coordinator
         self.session: Session = coordinator.open(
-            NodeId(name), role, self.news.append, self.leads.append, self.states.append
+            NodeId(name), frozenset({role}), self.news.append, self.leads.append, self.states.append
         )
         coordinator.register(self.session, Member(node=NodeId(name), role=role, incarnation=1))
         coordinator.follow(self.session)
