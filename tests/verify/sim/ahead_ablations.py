@@ -139,7 +139,6 @@ ABLATIONS: dict[str, Callable[[], Any]] = {
     "records in front of a cut": no_records_in_front_of_a_cut,
     "records in front of a completion": no_records_in_front_of_a_completion,
     "sync of the log before a cut counts": no_sync_of_ones_own,
-    "fetch of needed records": no_fetch_of_what_is_needed,
     "mark of what ran ahead": no_mark_of_what_ran_ahead,
     "reports behind the word of them": no_reports_behind_the_word,
 }

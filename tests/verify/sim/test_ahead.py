@@ -57,6 +57,17 @@ def a_primary_that_records_do_not_reach() -> None:
     assert took[len(took) * 9 // 10] < 130_000  # two ticks; by what is repeated anyway it would be 200 ms
 
 
+def records_that_reach_the_primary_alone() -> None:
+    """Rule 3. No engine brings them to the backups for two seconds: these fetch what the cut in flight names."""
+
+    def script(world: Simulation) -> None:
+        engines = [str(node.name) for node in world.of(Role.ENGINE)]
+        later(world, 0.5, lambda: cut(world, engines, [str(beside(world, n).name) for n in backups(world)], 2.0))
+
+    world, _ = play(script, **UP | {"chaos_us": 4 * SECOND})
+    assert slowest_gap_us(world) < SECOND
+
+
 def most_backups_lack_the_records() -> None:
     """Rule 5. Of five, two storage nodes are a write quorum, and three sequencers a majority: one without the records
     must take the cut in.
@@ -165,6 +176,7 @@ def slow_down(world: Simulation, node: Node) -> None:
 
 PAIRS = [
     (a_primary_that_records_do_not_reach, ahead_ablations.no_reports_of_what_no_cut_covers),
+    (records_that_reach_the_primary_alone, ahead_ablations.no_fetch_of_what_is_needed),
     (most_backups_lack_the_records, ahead_ablations.no_word_of_reports),
     (a_backup_that_was_away_for_long, ahead_ablations.no_knowledge_of_what_is_committed),
     (a_holder_that_cannot_give_its_records, ahead_ablations.no_other_majority),
