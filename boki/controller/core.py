@@ -26,7 +26,7 @@ from boki.controller.load import LogLoads
 from boki.controller.plans import Sight, by_name, differs, first_plan, moves_near, next_plan
 from boki.controller.repair import Repair, Storage
 from boki.controller.term_change import TermChange
-from boki.log.ids import LogId, NodeId, Term
+from boki.log.ids import NodeId, Term
 from boki.log.membership import ClusterPlan, Membership, Placement, Role
 from boki.log.view import View, ViewChain
 from boki.protocol.effects import REST_US, Effect, ProposePlacement, ProposeView, Send, Trace, kinds
@@ -321,18 +321,11 @@ class ControllerCore:
             sequencers={node: pong.incarnation for node, pong in answers.items()},
             unfit=frozenset(unfit),
             mates=frozenset(mate.node for mate in self._membership.beside(self.node)),
-            near=self._near(),
+            near=self._loads.near(self._membership),
             lost=self._lost(now_us),
             storage=tuple(member.node for member in members if member.role is Role.STORAGE),
             beside=self._membership.mates() if self._plan.speculative_cuts else {},
         )
-
-    def _near(self) -> dict[LogId, NodeId]:
-        """The sequencer on the node of the engine that leads a log's load, of logs and engines where there is one."""
-        hosts = {member.node: member.process for member in self._membership.members}
-        sequencers = {member.process: member.node for member in self._membership.of(Role.SEQUENCER)}
-        found = {log: sequencers.get(hosts.get(engine, engine)) for log, engine in self._loads.leaders.items()}
-        return {log: node for log, node in found.items() if node is not None}
 
     def _lost(self, now_us: int) -> frozenset[NodeId]:
         """Nodes that have been silent for so long that they are replaced."""
@@ -357,7 +350,7 @@ class ControllerCore:
         sight = self._sight(now_us)
         plan, self._waiting = next_plan(view, sight)
         reason = self._trouble(view, now_us) or differs(view, plan, sight.mates)
-        if not reason and self._is_calm(now_us):
+        if not reason and self._is_calm(view, now_us):
             reason = moves_near(view, plan, sight.near)
         if not reason:
             return ()
@@ -373,11 +366,13 @@ class ControllerCore:
         trace = Trace(logging.WARNING, f"ends term {view.term}: {reason}")
         return (trace, *self._change.tick(now_us))
 
-    def _is_calm(self, now_us: int) -> bool:
-        """Whether a term may be ended for speed alone: it is old, all nodes answer, and no shard is on its way."""
-        pause_us, progress = self._config.move_primary_after_us, self._repair.progress
-        is_still = not (progress.is_busy or progress.shards_lacking or self._plan.draining)
-        return 0 < pause_us <= now_us - self._term_since and is_still and not self.heartbeats.silent()
+    def _is_calm(self, view: View, now_us: int) -> bool:
+        """Whether a term may be ended for speed alone: it is old, no node comes or goes, and no shard is on its way."""
+        pause_us, silent = self._config.move_primary_after_us, self.heartbeats.silent()
+        wanted = {*view.sequencers, *(member.node for member in self._membership.members)}
+        leaves = any(member.is_leaving for member in self._membership.members) or not wanted.isdisjoint(silent)
+        is_old = 0 < pause_us <= now_us - self._term_since
+        return is_old and not leaves and self._repair.progress.is_at_rest((*self._plan.draining, *silent))
 
     def _trouble(self, view: View, now_us: int) -> str:
         """Why the current term cannot continue, in words; empty if it can."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from boki.log.ids import LogId, NodeId
-from boki.log.membership import Place
+from boki.log.membership import Membership, Place, Role
 from boki.protocol.messages import ShardRow
 
 _SPANS: Final = 3
@@ -41,6 +41,13 @@ class LogLoads:
         elif now_us - self._began_at >= self._span_us:
             self._end(shards, now_us - self._began_at)
             self._begin(shards, now_us)
+
+    def near(self, membership: Membership) -> dict[LogId, NodeId]:
+        """The sequencer on the node of the engine that leads a log's load, of logs and engines where there is one."""
+        hosts = {member.node: member.process for member in membership.members}
+        sequencers = {member.process: member.node for member in membership.of(Role.SEQUENCER)}
+        found = {log: sequencers.get(hosts.get(engine, engine)) for log, engine in self.leaders.items()}
+        return {log: node for log, node in found.items() if node is not None}
 
     def forget(self) -> None:
         """Nothing was noted for a while, so the load may be another one by now."""

@@ -56,6 +56,13 @@ class Progress:
         """Whether anything may change soon."""
         return bool(self.shards_moving or self.shards_incomplete)
 
+    def is_at_rest(self, leaving: Iterable[NodeId]) -> bool:
+        """Whether every shard is in its place, closed ones with all their records, and none on a node that leaves. Open
+        ones are behind by a little on some node whenever there is load.
+        """
+        is_moving = self.is_busy or self.shards_lacking or self.open_on_lost
+        return not is_moving and not any(self.used.get(node) for node in leaving)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storage:

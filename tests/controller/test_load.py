@@ -9,6 +9,7 @@ import pytest
 
 from boki.controller.load import LogLoads
 from boki.controller.plans import NEAR, Plan, Sight, differs, first_plan, moves_near, next_plan
+from boki.controller.repair import Progress
 from boki.log.ids import LogId, NodeId
 from boki.log.membership import ClusterPlan, Place
 from boki.log.view import View
@@ -158,15 +159,11 @@ def test_a_primary_moves_once_to_the_node_that_appends() -> None:
     cluster.check()
 
 
-def test_a_primary_stays_where_it_is_while_a_node_is_drained_or_silent_or_if_it_is_told_to() -> None:
+def test_a_primary_stays_where_it_is_while_a_node_is_silent_or_if_it_is_told_to() -> None:
     """A change of terms would delay the repair."""
     cluster = together()
-    cluster.want(draining=(NodeId("storage-3"),))
-    tick_s(cluster, 9)
-    assert cluster.term == 1
-    cluster.pause("sequencer-3")
     tick_s(cluster, 1)
-    cluster.want(draining=())
+    cluster.pause("sequencer-3")
     tick_s(cluster, 9)
     assert cluster.term == 1
     cluster.resume("sequencer-3")
@@ -175,6 +172,51 @@ def test_a_primary_stays_where_it_is_while_a_node_is_drained_or_silent_or_if_it_
     cluster = together(move_primary_after_us=0)
     tick_s(cluster, 9)
     assert cluster.term == 1
+
+
+def test_a_primary_stays_where_it_is_while_a_node_stops() -> None:
+    """Its roles leave one after the other, and may end the term themselves."""
+    cluster = together()
+    member = cluster.members[NodeId("storage-4")]
+    cluster.members[member.node] = msgspec.structs.replace(member, is_leaving=True)
+    cluster._tell_members()
+    tick_s(cluster, 12)
+    assert cluster.term == 1
+    cluster.members[member.node] = member
+    cluster._tell_members()
+    tick_s(cluster, 2)
+    assert (cluster.term, cluster.view.primaries) == (2, ("sequencer-2",))
+
+
+@pytest.mark.parametrize(("drained", "moves"), [("storage-4", True), ("storage-3", False)])
+def test_a_primary_moves_though_a_node_was_drained_and_removed(drained: str, *, moves: bool) -> None:
+    """Its name stays in the plan, and it answers nothing any more. With one that has records still, it does not."""
+    cluster = together()
+    cluster.want(draining=(NodeId(drained),))
+    tick_s(cluster, 1)
+    cluster.kill(drained)
+    cluster.unregister(drained)
+    tick_s(cluster, 12)
+    assert cluster.view.primaries == (("sequencer-2",) if moves else ("sequencer-1",))
+
+
+@pytest.mark.parametrize(
+    ("progress", "leaving", "is_at_rest"),
+    [
+        (Progress(used={STORAGE[0]: 2}), (STORAGE[1],), True),
+        (Progress(used={STORAGE[0]: 2}), (STORAGE[0],), False),
+        (Progress(), (), True),
+        (Progress(shards_moving=1), (), False),
+        (Progress(shards_incomplete=1), (), False),
+        (Progress(shards_lacking=1), (), False),
+        (Progress(open_on_lost=1), (), False),
+    ],
+)
+def test_shards_are_at_rest_when_nothing_is_to_be_copied(
+    progress: Progress, leaving: tuple[NodeId, ...], *, is_at_rest: bool
+) -> None:
+    """And none is on a node that leaves."""
+    assert progress.is_at_rest(leaving) == is_at_rest
 
 
 def test_a_term_that_ends_anyway_takes_the_primary_to_the_load() -> None:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
+import msgspec
+
 from boki.api.append_gatherer import AppendGatherer
 from boki.api.deadline import Caller, Deadline
 from boki.api.log_calls import FirstUse, first_record, many_records, one_record, records_of
@@ -35,8 +37,10 @@ from boki.books.calls.ledger import (
     Suspended,
     TakenOver,
     acceptance_tags,
+    accepted_of,
     end_tags,
     entry_of,
+    finished_of,
     id_of,
     id_tag,
     owner_tag,
@@ -45,7 +49,15 @@ from boki.books.calls.ledger import (
 from boki.books.calls.lives import fitting
 from boki.books.calls.runs import Runs
 from boki.books.calls.waiting import Owner, Waiting
-from boki.errors import BokiError, ConditionFailed, CorruptData, NoSuchInvocation, NotFound, Trimmed
+from boki.errors import (
+    BokiError,
+    ConditionFailed,
+    DeadlineExceeded,
+    NoSuchInvocation,
+    NotFound,
+    Trimmed,
+    Unavailable,
+)
 from boki.host.clock import now_us
 from boki.libs.fold.follower import PAGE_RECORDS, Follower
 from boki.libs.fold.retrying import until_answered, until_decided
@@ -167,7 +179,7 @@ class CallBook:
         last = await until_answered(partial(self.last, entry.call.id), _WHAT, _BACKOFF)
         if last is None:  # the key belongs to another call
             record = await until_answered(partial(self._book.get, seqnum), _WHAT, _BACKOFF)
-            return _accepted(record), record.time, None
+            return accepted_of(record), record.time, None
         known, record = last
         self.ledger.learn(record.seqnum, record.time, known)
         if isinstance(known, Accepted):
@@ -231,17 +243,17 @@ class CallBook:
             self.ledger.learn(last[1].seqnum, last[1].time, last[0])
         return last
 
-    async def append_after(self, entry: CallEntry, expected_seqnum: int, tags: Sequence[str] = ()) -> bool:
-        """Append a record of a call if that one is still its last; else learn what the last one is."""
+    async def append_after(self, entry: CallEntry, expected_seqnum: int, tags: Sequence[str] = ()) -> int:
+        """Append a record of a call if that one is still its last: its seqnum. Else learn what the last one is: 0."""
         tag = id_tag(id_of(entry))
         append = partial(self._book.append, CODEC.encode(entry), [tag, *tags], when=Expect(tag, expected_seqnum))
         try:
             seqnum = await until_decided(append, _WHAT, _BACKOFF)
         except ConditionFailed:
             await self._catch_up(id_of(entry))
-            return False
+            return 0
         self.ledger.learn(seqnum, 0, entry)
-        return True
+        return seqnum
 
     async def carry(self, carried: Accepted, expected_seqnum: int) -> bool:
         """Append an acceptance in the name of the call's owner, if that record is still the call's last and nothing has
@@ -279,7 +291,7 @@ class CallBook:
             if found.starts >= starts:
                 return found
             started = Started(found.id, found.accepted_seqnum, found.due_us, self.me, starts, runs)
-            await self.append_after(started, found.seqnum)
+            waiting = await self._after(started, found, waiting)
         return None
 
     async def retry_later(self, waiting: Waiting, next_us: int, runs: Runs) -> Waiting | None:
@@ -288,7 +300,7 @@ class CallBook:
             if found.state == "retrying":
                 return found
             retrying = Retrying(found.id, found.accepted_seqnum, next_us, self.me, found.starts, runs)
-            await self.append_after(retrying, found.seqnum)
+            waiting = await self._after(retrying, found, waiting)
         return None
 
     async def suspend(self, waiting: Waiting, suspension: Suspension, runs: Runs) -> Waiting | None:
@@ -297,8 +309,13 @@ class CallBook:
             if found.state == "suspended":
                 return found
             suspended = Suspended(found.id, found.accepted_seqnum, self.me, runs, suspension)
-            await self.append_after(suspended, found.seqnum)
+            waiting = await self._after(suspended, found, waiting)
         return None
+
+    async def _after(self, entry: CallEntry, found: Waiting, known: Waiting) -> Waiting:
+        """Append a record behind that of `found`: where the life of the call is known to have come."""
+        seqnum = await self.append_after(entry, found.seqnum)
+        return msgspec.structs.replace(found, seqnum=seqnum) if seqnum else known
 
     async def _mine(self, known: Waiting) -> Waiting | None:
         """The call, if it is unfinished, this engine's, and in the life in which it waited as is `known`."""
@@ -392,12 +409,19 @@ class CallBook:
         self.ledger.learn(record.seqnum, record.time, entry)
         return entry.outcome if isinstance(entry, Finished) else None
 
-    async def find(self, invocation_id: str) -> tuple[CallEntry, Record] | None:
+    async def find(self, invocation_id: str, patience_s: float | None = None) -> tuple[CallEntry, Record] | None:
         """The last record of a call that somebody asks for by its id; None if there is no such call.
 
-        As it is now: another engine may just have told the asker its id, its end, or that it was run again.
+        As it is now: another engine may just have told the asker its id, its end, or that it was run again. If the log
+        does not tell that within `patience_s`, as this engine has it; None: then it is an error.
         """
-        return await self.last(invocation_id, fresh=True)
+        try:
+            async with asyncio.timeout(patience_s):
+                return await self.last(invocation_id, fresh=True)
+        except (TimeoutError, DeadlineExceeded, Unavailable):
+            if patience_s is None:
+                raise
+            return await self.last(invocation_id)
 
     async def last(self, invocation_id: str, *, fresh: bool = False) -> tuple[CallEntry, Record] | None:
         """The call's last record, as this engine has it or as it is now; None if there is none."""
@@ -411,7 +435,7 @@ class CallBook:
     async def acceptance(self, seqnum: int) -> tuple[Accepted, int]:
         """The acceptance that is the record of that seqnum, and its time. `Trimmed`"""
         record = await self._book.get(seqnum)
-        return _accepted(record), record.time
+        return accepted_of(record), record.time
 
     async def ended(self, tag: str, below: int, since_us: int, limit: int) -> list[tuple[Finished, Record]]:
         """The last ends with that tag below a seqnum and not before a time, the newest first; fewer than `limit`, if
@@ -420,7 +444,7 @@ class CallBook:
         read = Read(BOOK, tag, 0, below, limit, backward=True, start_time_us=since_us)
         found = await self._access.ask(read)
         assert isinstance(found, Found)
-        return [(_finished(record), record) for record in reversed(list(records_of(found)))]
+        return [(finished_of(record), record) for record in reversed(list(records_of(found)))]
 
     async def wait_for_more(self, invocation_id: str, after: Record, wait_s: float) -> None:
         """Return when the call has a record after this one, or when `wait_s` is over."""
@@ -448,7 +472,7 @@ class CallBook:
                 self.ledger.lose(waiting.id)
                 return None
             return await self.load_call(found)
-        return _accepted(record), record.time
+        return accepted_of(record), record.time
 
     async def checkpoint(self) -> None:
         """Write down which calls are unfinished, so that the next start need not read further back."""
@@ -469,17 +493,3 @@ class CallBook:
 
 def _ignore(*_: object) -> None:
     """Nobody is to be told."""
-
-
-def _accepted(record: Record) -> Accepted:
-    entry: Entry = CODEC.decode(record.data)
-    if not isinstance(entry, Accepted):
-        raise CorruptData(f"record {record.seqnum} of book {BOOK} should accept a call, and is {type(entry).__name__}")
-    return entry
-
-
-def _finished(record: Record) -> Finished:
-    entry = entry_of(record)
-    if not isinstance(entry, Finished):
-        raise CorruptData(f"record {record.seqnum} of book {BOOK} should end a call, and is {type(entry).__name__}")
-    return entry

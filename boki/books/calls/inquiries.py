@@ -43,6 +43,8 @@ from boki.protocol.calls import OVER, CallFilter, CallPage, InvocationState, Mov
 _SCANNED: Final = 2_000
 """Maximum number of ended calls that one page of a list looks at; the next page continues."""
 _READ_AT_ONCE: Final = 200
+_PATIENCE_S: Final = 1.0
+"""Whoever looks at a call is told what is known of it, also while the log has no majority."""
 
 
 class Inquiries:
@@ -54,7 +56,10 @@ class Inquiries:
         self._clock = clock
 
     async def state(self, invocation_id: str, wait_s: float = 0.0) -> InvocationState:
-        """What is known of a call, after waiting at most `wait_s` for its end. `NoSuchInvocation`"""
+        """What is known of a call, after waiting at most `wait_s` for its end. `NoSuchInvocation`
+
+        As of now; as this engine has it, if the log does not tell within a second or what is left of `wait_s`.
+        """
         loop = asyncio.get_running_loop()
         until = loop.time() + wait_s
         while True:
@@ -62,7 +67,9 @@ class Inquiries:
             ended = await self._book.end_of(invocation_id, left_s) if left_s > 0 else None
             if ended is not None:
                 return ended_state(*ended)
-            entry, record = await self._find(invocation_id)
+            left_s = until - loop.time()
+            patience_s = min(left_s, _PATIENCE_S) if wait_s > 0 else _PATIENCE_S
+            entry, record = await self._find(invocation_id, patience_s)
             left_s = until - loop.time()
             if isinstance(entry, Finished) or left_s <= 0:
                 return await self._state_of(entry, record)
@@ -200,8 +207,8 @@ class Inquiries:
             return listed_state(waiting)
         return await self._state_of(*known)
 
-    async def _find(self, invocation_id: str) -> tuple[CallEntry, Record]:
-        found = await self._book.find(invocation_id) if _is_id(invocation_id) else None
+    async def _find(self, invocation_id: str, patience_s: float | None = None) -> tuple[CallEntry, Record]:
+        found = await self._book.find(invocation_id, patience_s) if _is_id(invocation_id) else None
         if found is None:
             kept = f"what has ended is kept for {self._keep_s / 3600:g} h"
             why = kept if _is_id(invocation_id) else "an id has 32 hex digits"

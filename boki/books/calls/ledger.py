@@ -44,7 +44,7 @@ from boki.books.calls.waiting import (
     as_waiting,
     only_version,
 )
-from boki.errors import CallCancelled
+from boki.errors import CallCancelled, CorruptData
 from boki.libs.fold.codec import RecordCodec
 from boki.libs.fold.fold import Learner
 from boki.log.record import Record
@@ -200,6 +200,22 @@ def entry_of(record: Record) -> Entry:
     entry = CODEC.decode(record.data)
     is_after_it = isinstance(entry, Finished) and entry.accepted_seqnum == JUST_BEFORE
     return msgspec.structs.replace(entry, accepted_seqnum=record.seqnum - 1) if is_after_it else entry
+
+
+def accepted_of(record: Record) -> Accepted:
+    """The acceptance that this record is; `CorruptData` if it is something else."""
+    entry: Entry = CODEC.decode(record.data)
+    if not isinstance(entry, Accepted):
+        raise CorruptData(f"record {record.seqnum} of book {BOOK} should accept a call, and is {type(entry).__name__}")
+    return entry
+
+
+def finished_of(record: Record) -> Finished:
+    """The end that this record is; `CorruptData` if it is something else."""
+    entry = entry_of(record)
+    if not isinstance(entry, Finished):
+        raise CorruptData(f"record {record.seqnum} of book {BOOK} should end a call, and is {type(entry).__name__}")
+    return entry
 
 
 def id_tag(invocation_id: str) -> str:

@@ -244,7 +244,7 @@ class LoggedCalls:
         Again: the same answer. `WrongState` if it has ended, `NoSuchInvocation`.
         """
         state = await self._shielded(self._inquiries.cancel(invocation_id), invocation_id, _ACCEPT_TIMEOUT_S)
-        if invocation_id not in self._book.ledger.waiting:  # else it runs again already
+        if state.state == "cancelled" and invocation_id not in self._book.ledger.waiting:  # else it runs again already
             self._on_end(invocation_id, Outcome(None, state.failure))
         return state
 

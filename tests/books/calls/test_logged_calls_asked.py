@@ -10,14 +10,23 @@ import pytest
 
 from boki.api.log_calls import records_of
 from boki.books.calls import inquiries
-from boki.books.calls.ledger import BOOK, Accepted, Finished
+from boki.books.calls.ledger import BOOK, Accepted, Finished, id_tag
 from boki.books.calls.logged_calls import LoggedCalls
 from boki.books.calls.waiting import Owner
-from boki.errors import BokiError, CallCancelled, FunctionFailed, NoSuchInvocation, Overloaded, Trimmed, WrongState
+from boki.errors import (
+    BokiError,
+    CallCancelled,
+    DeadlineExceeded,
+    FunctionFailed,
+    NoSuchInvocation,
+    Overloaded,
+    Trimmed,
+    WrongState,
+)
 from boki.log.ids import MAX_SEQNUM
 from boki.log.metalog import Positions
 from boki.log.operations import Answer, Found, Operation, Read
-from boki.protocol.calls import Call, CallFilter, CallStatus, InvocationState, Outcome
+from boki.protocol.calls import Call, CallFilter, CallStatus, InvocationState, Outcome, Suspension
 from boki.retry import Retry
 from tests.books.calls.call_world import (
     CallWorld,
@@ -93,6 +102,68 @@ def test_what_one_engine_has_told_of_a_call_holds_at_every_other() -> None:
         assert (await other.state(a_call(1).id)).state in ("accepted", "running"), "it runs again"
         behind.below = MAX_SEQNUM
         await other.stop()
+        await calls.stop()
+
+    run(scenario())
+
+
+class Undecided(FaultyPort):
+    """An engine behind which the log has no majority: nobody tells it the tail."""
+
+    is_undecided = False
+
+    async def request(self, operation: Operation, positions: Positions, timeout_s: float) -> Answer:
+        if self.is_undecided and isinstance(operation, Read) and operation.fresh:
+            await time_passes(timeout_s)
+            raise DeadlineExceeded("no majority of the sequencers answered")
+        return await super().request(operation, positions, timeout_s)
+
+
+@pytest.mark.parametrize(("wait_s", "longest_s"), [(0.0, 1.1), (0.2, 0.3), (20.0, 20.1)])
+def test_what_is_known_of_a_call_is_told_without_a_majority(wait_s: float, longest_s: float) -> None:
+    """A second late at most, and no later than it was asked for; to change the call needs the majority."""
+
+    async def scenario() -> None:
+        world = CallWorld()
+        port = Undecided(world.log)
+        calls = LoggedCalls(port, echo, me=Owner("engine-1", 1), clock=now_us)
+        await calls.start()
+        await calls.accept(a_call(1), delay_s=3600)
+        port.is_undecided = True
+        began_us = now_us()
+        assert (await calls.state(a_call(1).id, wait_s)).state == "accepted"
+        assert now_us() - began_us <= longest_s * 1e6
+        with pytest.raises(DeadlineExceeded):
+            await calls.cancel(a_call(1).id)
+        port.is_undecided = False
+        await calls.stop()
+
+    run(scenario())
+
+
+def test_a_run_reads_nothing_of_its_call_after_its_own_records() -> None:
+    """Each was appended on the condition that nothing had come in between, however much there is of other calls."""
+
+    async def scenario() -> None:
+        world = CallWorld()
+        runs = 0
+
+        async def rest_once(call: Call) -> Outcome:
+            nonlocal runs
+            runs += 1
+            await calls.accept(a_call(10 + runs), delay_s=3600)
+            if runs == 1:
+                return Outcome(None, None, suspended=Suspension(now_us() + 1_000_000))
+            return Outcome(call.payload, None)
+
+        world.bodies["body"] = rest_once
+        calls = await world.start(tries=False)
+        await calls.accept(a_call(1, "body"))
+        await time_passes(10)
+        assert (await calls.state(a_call(1).id)).state == "done"
+        tag = id_tag(a_call(1).id)
+        reads = [each for each in world.port.operations if isinstance(each, Read) and each.tag == tag]
+        assert all(each.backward for each in reads), "no range between two records"
         await calls.stop()
 
     run(scenario())
