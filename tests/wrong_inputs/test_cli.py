@@ -116,7 +116,7 @@ ROWS = {
     "retry with a wrong field": Row(
         ["invoke", "f", "--async", "--retry", '{"attempt": 3}'],
         "error: Retry has no field attempt; did you mean attempts? Its fields: attempts, first_s, factor, max_s, "
-        "jitter, deadline_s, errors, never",
+        "jitter, deadline_s, errors, never, should_retry",
     ),
     "negative delay": Row(["invoke", "f", "--async", "--delay-s", "-5"], "error: --delay-s must be at least 0, not -5"),
     "no time": Row(["invoke", "f", "--timeout-s", "0"], "error: --timeout-s must be above 0, not 0"),

@@ -14,7 +14,7 @@ from boki.api.http.exchange import broken, invocations_request, refused
 from tests.gateway.fake_backend import serving
 
 URL = "http://127.0.0.1:8080"
-RETRY_FIELDS = "Its fields: attempts, first_s, factor, max_s, jitter, deadline_s, errors, never"
+RETRY_FIELDS = "Its fields: attempts, first_s, factor, max_s, jitter, deadline_s, errors, never, should_retry"
 NO_URL = f"the URL of a gateway looks like {URL}, not like "
 ROWS: dict[str, tuple[Callable[[], Any], str]] = {
     "no text": (lambda: BlockingClient(5), NO_URL + "5"),  # type: ignore[arg-type]
