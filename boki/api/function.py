@@ -13,13 +13,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
-from difflib import get_close_matches
 from types import ModuleType
 from typing import Any, Final, Literal, TypeVar, get_type_hints, overload
 
 from boki.api.http.binding import Binder
 from boki.api.http.response import ResultCodec
-from boki.api.library_use import Use, signature_of
+from boki.api.library_use import Use, check_names, signature_of
 from boki.api.payloads.json_faults import why_not_json
 from boki.api.payloads.shapes import shape_of
 from boki.api.payloads.values import NOT_JSON, ValueCodec, codec_for
@@ -151,12 +150,8 @@ def _check_options(given: Mapping[str, Any]) -> None:
     use = given.get("use")
     own = use.settings.__struct_fields__ if isinstance(use, Use) else ()
     known = [*own, *(name for name in _OPTIONS if name not in (*own, "use"))]
-    for name in given:
-        if name not in _OPTIONS:
-            near = get_close_matches(name, known, n=1, cutoff=0.5)
-            guess = f"; did you mean {near[0]}?" if near else "."
-            decorator = use.decorator if isinstance(use, Use) else "@function"
-            raise ConfigError(f"{decorator} has no option {name}{guess} Its options: {', '.join(known)}", field=name)
+    decorator = use.decorator if isinstance(use, Use) else "@function"
+    check_names(decorator, (name for name in given if name not in _OPTIONS), known)
 
 
 def check_described(info: FunctionInfo) -> None:
@@ -383,7 +378,7 @@ class Function:
         return _place(self.declared or self.run)
 
     @staticmethod
-    def of(fn: Callable[..., Any]) -> Function:
+    def of(fn: object) -> Function:
         """What `@function` has found out about `fn`; `InvalidArgument` if it is not decorated."""
         definition = getattr(fn, _ATTRIBUTE, None)
         if not isinstance(definition, _Definition):

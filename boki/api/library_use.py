@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, Final
 
 import msgspec
 
 from boki.api.payloads.shapes import notation_of
 from boki.api.payloads.values import ValueCodec
+from boki.errors import ConfigError
 from boki.protocol.calls import Encoding
 
 _WITHOUT_SCHEMA: Final = {"text": "str", "bytes": "bytes", "json": "anything", "response": "anything"}
@@ -69,3 +71,12 @@ class Use:
         """The settings as `FunctionInfo` carries them."""
         found: Mapping[str, Any] = msgspec.to_builtins(self.settings)
         return found
+
+
+def check_names(decorator: str, given: Iterable[str], known: Sequence[str]) -> None:
+    """`ConfigError` for an option that the decorator does not have, with the one that may be meant, and all of them."""
+    for name in given:
+        if name not in known:
+            near = get_close_matches(name, known, n=1, cutoff=0.5)
+            guess = f"; did you mean {near[0]}?" if near else "."
+            raise ConfigError(f"{decorator} has no option {name}{guess} Its options: {', '.join(known)}", field=name)

@@ -52,7 +52,7 @@ async def check(workflow: Runnable, recorded: Recorded) -> Checked:
     """
     history = recorded.history()
     begun_with = history.continued.payload if history.continued is not None else recorded.payload
-    arguments = Function.of(workflow).arguments(begun_with or NO_PAYLOAD)  # type: ignore[arg-type]
+    arguments = Function.of(workflow).arguments(begun_with or NO_PAYLOAD)
     letters = _letters(recorded)
     if not history.has_begun and _was_refused(letters, history.requests(recorded.invocation)):
         return Checked(diverged=None, replayed=0, recorded=0, unread="")

@@ -105,7 +105,7 @@ def came_of(workflow: Runnable, txn: FlowTransaction, result: Any) -> Payload:
         before = {name: len(updates) for name, updates in draft.base.written}
         used = draft.core.used
         written = [(name, updates[before.get(name, 0) :]) for name, updates in draft.core.written]
-    encoded = Function.of(workflow).encode_result(result)  # type: ignore[arg-type]
+    encoded = Function.of(workflow).encode_result(result)
     extra = [(record.data, tuple(record.tags)) for record in draft.extra]
     came = Came(encoded, used, [pair for pair in written if pair[1]], extra)
     return Payload("bytes", msgspec.msgpack.encode(came))

@@ -152,7 +152,7 @@ async def at_the_end(
     taken = history.continued.taken if history.continued is not None else ()
     inbox = InboxReader(logbook, inbox_tag(invocation_id), history.cursor, taken, _nothing, history.forgotten)
     await inbox.read_to_end()
-    arguments = Function.of(workflow).arguments(begun_with)  # type: ignore[arg-type]
+    arguments = Function.of(workflow).arguments(begun_with)
     body = Body(history.scopes(invocation_id), flow_id, logbook.name, workflow.fn, arguments)
     base = await read_base(logbook, invocation_id)
     if base is not None:

@@ -90,7 +90,7 @@ async def _run(ctx: Context, workflow: Limited, arguments: tuple[Any, ...], run_
     while True:
         payload = CallsById(ctx).payload if history.continued is None else history.continued.payload
         if has_begun or history.continued is not None:  # each execution has its own: a body may change what it is given
-            arguments = Function.of(workflow).arguments(payload)  # type: ignore[arg-type]
+            arguments = Function.of(workflow).arguments(payload)
         has_begun = True
         body = Body(history.scopes(ctx.invocation_id), flow_id, ctx.logbook.name, workflow.fn, arguments)
         body.continue_after, body.is_continued = workflow.continue_after, history.continued is not None
@@ -194,7 +194,7 @@ async def _clean_up(ctx: Context, workflow: Runnable, body: Body) -> None:
 
 
 def _payload_of(workflow: Runnable, again: ContinueAsNew) -> Payload:
-    function = Function.of(workflow)  # type: ignore[arg-type]
+    function = Function.of(workflow)
     return function.encode_payload(again.payload[0]) if again.payload else _NO_PAYLOAD
 
 

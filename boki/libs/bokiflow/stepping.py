@@ -18,7 +18,7 @@ import inspect
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property, update_wrapper
 from typing import Any, Final, Generic, ParamSpec, TypeVar, cast, get_type_hints, overload
 
@@ -29,6 +29,7 @@ from boki.extending import (
     Failure,
     Payload,
     ValueCodec,
+    check_names,
     check_retry,
     check_seconds,
     codec_for,
@@ -78,6 +79,9 @@ class StepOptions:
         for kind in self.raises:
             if not (isinstance(kind, type) and issubclass(kind, Exception)):
                 raise ConfigError(f"raises holds classes of exceptions, not {kind!r:.60}", field="raises")
+
+
+_OPTIONS: Final = tuple(option.name for option in fields(StepOptions))
 
 
 class Step(Generic[P, R]):
@@ -259,6 +263,11 @@ class StepDecorator:
         without waiting for the record of the step before it.
         `raises`: exceptions, of exactly these classes, that the workflow gets as they are; others come as `StepFailed`.
         """
+        if "should_retry" in options:
+            raise ConfigError(
+                "should_retry is a field of Retry: write @step(retry=Retry(should_retry=...))", field="should_retry"
+            )
+        check_names("@step", options, _OPTIONS)
         chosen = StepOptions(**options)
         if fn:
             return Step(fn[0], chosen)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import boki.testing
-from boki import Retry, TerminalError
+from boki import ConfigError, Retry, TerminalError
 from boki.api.function import Function
 from boki.api.suspension import Suspend
 from boki.libs.bokiflow import OutcomeUnknown, StepFailed, step, workflow
@@ -414,3 +414,18 @@ async def test_a_run_that_is_lost_again_and_again_is_paused() -> None:
         assert caught.value.suspension.wakes[0].tag == "!fi:" + "f" * 32
         assert CALLS["add"] == 0
         assert await Function.of(total).run(in_run(ctx, 3, 10, attempt=1), 3) == 3
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("should_retry", r"^should_retry is a field of Retry: write @step\(retry=Retry\(should_retry=\.\.\.\)\)$"),
+        ("timeout", r"^@step has no option timeout; did you mean timeout_s\? Its options: name, retry, timeout_s, "),
+        ("colour", r"^@step has no option colour\. Its options: name, "),
+    ],
+)
+def test_an_option_that_a_step_does_not_have_is_refused_by_name(option: str, said: str) -> None:
+    """It ended with a `TypeError` that named a class of ours."""
+    with pytest.raises(ConfigError, match=said) as raised:
+        step(**{option: 1})  # type: ignore[arg-type]
+    assert raised.value.field == option
