@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, overload
 
 from boki.api.blocking_logbook import LogBook, LogSession
-from boki.api.call_state import MISSING, AnyContext, CallLogger, CallState
+from boki.api.call_state import MISSING, AnyContext, AnyWorkflow, CallLogger, CallState
 from boki.api.http.request import Request
 from boki.api.log_calls import DEFAULT_PAGE_RECORDS
 from boki.api.port import BlockingCallPort, BlockingLogPort
@@ -178,7 +178,7 @@ class Context(AnyContext):
     @overload
     def invoke_later(
         self,
-        function: str,
+        function: AnyWorkflow | str,
         payload: Any = MISSING,
         *,
         delay_s: float = 0,
@@ -189,7 +189,7 @@ class Context(AnyContext):
 
     def invoke_later(
         self,
-        function: Callable[..., Any] | str,
+        function: Callable[..., Any] | AnyWorkflow | str,
         payload: Any = MISSING,
         *,
         delay_s: float = 0,

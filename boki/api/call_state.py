@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, MutableMapping
 from os import urandom
 from time import monotonic, time
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from msgspec.structs import replace
 
@@ -33,6 +33,12 @@ class AnyContext:
     """What a function is given, `async` or not: a function of either kind may call one of the other."""
 
     __slots__ = ()
+
+
+class AnyWorkflow(Protocol):
+    """A workflow of a library: it stands for a function that a logged call runs, and cannot be called itself."""
+
+    is_workflow: bool
 
 
 class CallState:
@@ -68,7 +74,7 @@ class CallState:
 
     def later(
         self,
-        function: Callable[..., Any] | str,
+        function: Callable[..., Any] | AnyWorkflow | str,
         payload: Any,
         delay_s: float,
         key: str | None,
@@ -89,7 +95,12 @@ class CallState:
         return call if check_retry(retry) is None else replace(call, retry=retry)
 
     def _call(
-        self, function: Callable[..., Any] | str, payload: Any, book: str | None, timeout_us: int, depth: int
+        self,
+        function: Callable[..., Any] | AnyWorkflow | str,
+        payload: Any,
+        book: str | None,
+        timeout_us: int,
+        depth: int,
     ) -> Call:
         invocation_id = new_invocation_id()
         name, data = _encoded(function, payload)
@@ -139,7 +150,7 @@ class CallState:
         return CallLogger(self.call)
 
 
-def _encoded(function: Callable[..., Any] | str, payload: Any) -> tuple[str, Any]:
+def _encoded(function: Callable[..., Any] | AnyWorkflow | str, payload: Any) -> tuple[str, Any]:
     if isinstance(function, str):
         name = check_name(function, "function")
         if isinstance(payload, Payload):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, overload
 
 from boki.api.append_gatherer import AppendGatherer
-from boki.api.call_state import MISSING, AnyContext, CallLogger, CallState
+from boki.api.call_state import MISSING, AnyContext, AnyWorkflow, CallLogger, CallState
 from boki.api.http.request import Request
 from boki.api.log_calls import DEFAULT_PAGE_RECORDS
 from boki.api.logbook import LogBook, LogSession
@@ -177,7 +177,7 @@ class Context(AnyContext):
     @overload
     async def invoke_later(
         self,
-        function: str,
+        function: AnyWorkflow | str,
         payload: Any = MISSING,
         *,
         delay_s: float = 0,
@@ -188,7 +188,7 @@ class Context(AnyContext):
 
     async def invoke_later(
         self,
-        function: Callable[..., Any] | str,
+        function: Callable[..., Any] | AnyWorkflow | str,
         payload: Any = MISSING,
         *,
         delay_s: float = 0,

@@ -47,7 +47,7 @@ import msgspec
 from boki.api import blocking_context as blocking
 from boki.api import context as asynchronous
 from boki.api.append_gatherer import AppendGatherer
-from boki.api.call_state import UNHURRIED_US, CallState, new_invocation_id
+from boki.api.call_state import UNHURRIED_US, AnyWorkflow, CallState, new_invocation_id
 from boki.api.failures import failure_of
 from boki.api.function import Function
 from boki.api.http.request import Request
@@ -257,7 +257,7 @@ class _State(CallState):
 
     def later(
         self,
-        function: Callable[..., Any] | str,
+        function: Callable[..., Any] | AnyWorkflow | str,
         payload: Any,
         delay_s: float,
         key: str | None,
@@ -283,7 +283,7 @@ class _Calls:
         for function in functions:
             self.learn(function)
 
-    def learn(self, function: Callable[..., Any]) -> None:
+    def learn(self, function: object) -> None:
         """Have the function be known by its name from now on."""
         known = Function.of(function)
         other = self._functions.setdefault(known.info.name, known)

@@ -35,6 +35,16 @@ def bill(cents: int) -> str:
     return str(cents)
 
 
+@workflow
+async def wait(days: int = 3) -> float:
+    return days
+
+
+@workflow(keep_s=60)
+def nap(days: int = 3) -> bytes:
+    return bytes(days)
+
+
 @function
 async def score(ctx: Context, who: str) -> int:
     return len(who)
@@ -63,6 +73,11 @@ async def calls() -> None:
     assert_type(await flow.call(tock), bytes)
     assert_type(await flow.call("travel", "Rome"), Any)
 
+    assert_type(await flow.call(wait), float)
+    assert_type(await flow.call(wait, 5), float)
+    assert_type(await flow.call(nap), bytes)
+    assert_type(await flow.call(nap, 5, id="n"), bytes)
+
     await flow.call(travel, 7)  # error: a payload of another type
     await flow.call(travel)  # error: no payload
     await flow.call(tick, "a")  # error: takes no payload
@@ -79,6 +94,9 @@ async def children() -> None:
     assert_type(await (await flow.start(score, "Ada")).result(), int)
     assert_type(await flow.start("travel", "Rome"), Child[Any])
 
+    assert_type(await flow.start(wait), Child[float])
+    assert_type(await flow.start(wait, 5), Child[float])
+
     await flow.start(bill, "3")  # error: a payload of another type
     await flow.start(tock, "a")  # error: takes no payload
 
@@ -93,6 +111,10 @@ def plain() -> None:
     assert_type(plain_flow.start(bill, 3).result(), str)
     assert_type(plain_flow.call("bill", 3), Any)
 
+    assert_type(plain_flow.call(nap), bytes)
+    assert_type(plain_flow.call(nap, 5), bytes)
+    assert_type(plain_flow.start(wait, 5), BlockingChild[float])
+
     plain_flow.run(count, 7)  # error: an argument of another type
     plain_flow.call(travel, 7)  # error: a payload of another type
     plain_flow.start(bill)  # error: no payload
@@ -105,6 +127,24 @@ async def handles(ctx: Context, client: FlowClient) -> None:
     assert_type(await bill.handle(ctx, "b-1").result(), str)
     assert_type(await client.start(travel, "Rome"), FlowHandle[list[str]])
 
+    assert_type(await wait.start(ctx), Handle[float])
+    assert_type(await wait.start(ctx, 5), Handle[float])
+    assert_type(await client.start(nap), FlowHandle[bytes])
+    assert_type(await client.start(nap, 5), FlowHandle[bytes])
+
+    await wait()  # error: it is started, not called
     await travel("Rome")  # error: it is started, not called
     await travel.start(ctx, 7)  # error: a payload of another type
     await tick.start(ctx, "a")  # error: takes no payload
+    await travel.start(ctx)  # error: no payload
+
+
+async def later(ctx: Context, plain: blocking.Context) -> None:
+    assert_type(await ctx.invoke_later(travel, "Rome", key="t-1"), str)
+    assert_type(await ctx.invoke_later(tick, delay_s=60), str)
+    assert_type(plain.invoke_later(bill, 3), str)
+    assert_type(plain.invoke_later(wait), str)
+
+    await ctx.invoke_later(charge, "a")  # error: a step belongs into a workflow
+    await ctx.invoke(travel, "Rome")  # error: only a logged call runs a workflow
+    plain.invoke(bill, 3)  # error: only a logged call runs a workflow

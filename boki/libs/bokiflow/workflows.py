@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from functools import partial, update_wrapper
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Never, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Never, Protocol, TypeVar, cast, overload
 from uuid import uuid4
 
 import msgspec
@@ -50,6 +50,7 @@ from boki.libs.fold.arguments import check_key
 
 Pay = TypeVar("Pay")
 R = TypeVar("R")
+RCo = TypeVar("RCo", covariant=True)
 T = TypeVar("T")
 
 IfRunning = Literal["use", "fail", "kill"]
@@ -275,6 +276,13 @@ class Workflow(Generic[Pay, R]):
         return await run_workflow(ctx, self, arguments)
 
 
+class _MayTake(Protocol[RCo]):
+    """A function whose payload has a default value: it is started with and without one."""
+
+    def __call__(self, payload: Any = ..., /) -> RCo:
+        """Run it."""
+
+
 class _Decorator:
     """`@workflow(...)`."""
 
@@ -282,10 +290,16 @@ class _Decorator:
         self._options = options
 
     @overload
+    def __call__(self, fn: _MayTake[Coroutine[Any, Any, R]], /) -> Workflow[Any, R]: ...
+
+    @overload
     def __call__(self, fn: Callable[[], Coroutine[Any, Any, R]], /) -> Workflow[None, R]: ...
 
     @overload
     def __call__(self, fn: Callable[[Pay], Coroutine[Any, Any, R]], /) -> Workflow[Pay, R]: ...
+
+    @overload
+    def __call__(self, fn: _MayTake[R], /) -> Workflow[Any, R]: ...
 
     @overload
     def __call__(self, fn: Callable[[], R], /) -> Workflow[None, R]: ...
@@ -301,11 +315,19 @@ class _Decorator:
 
 
 @overload
+def workflow(fn: _MayTake[Coroutine[Any, Any, R]], /) -> Workflow[Any, R]: ...
+
+
+@overload
 def workflow(fn: Callable[[], Coroutine[Any, Any, R]], /) -> Workflow[None, R]: ...
 
 
 @overload
 def workflow(fn: Callable[[Pay], Coroutine[Any, Any, R]], /) -> Workflow[Pay, R]: ...
+
+
+@overload
+def workflow(fn: _MayTake[R], /) -> Workflow[Any, R]: ...
 
 
 @overload
