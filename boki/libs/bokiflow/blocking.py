@@ -31,7 +31,7 @@ from uuid import UUID
 from boki.libs.bokiflow.flowing import Child as WaitingChild
 from boki.libs.bokiflow.flowing import flow as waiting
 from boki.libs.bokiflow.locks.block import HeldLock as WaitingHeldLock
-from boki.libs.bokiflow.threads import asked, in_thread
+from boki.libs.bokiflow.threads import Unwind, asked, in_thread
 from boki.libs.bokiflow.work import CallOptions, ParentClose
 from boki.libs.bokistore.paths import Path
 
@@ -97,8 +97,9 @@ class HeldLock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None or issubclass(kind, Exception):
-            self.unlock()  # else the workflow is put away, or ends, which leaves all locks
+        if kind is not None and issubclass(kind, Unwind):
+            return  # the workflow continues elsewhere, or later
+        self.unlock()
 
 
 class BlockingFlow:

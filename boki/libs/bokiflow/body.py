@@ -88,7 +88,7 @@ class Body:
             if inspect.iscoroutinefunction(self._fn):
                 found = await self._fn(*self._arguments)
             else:
-                found = await BodyThread(self._fn, self._arguments).run(self.step)
+                found = await BodyThread(self._fn, self._arguments).run(self.step, self.machine.lose)
         except (GeneratorExit, ContinueAsNew):
             raise
         except BaseException as raised:

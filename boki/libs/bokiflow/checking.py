@@ -22,7 +22,7 @@ from boki.libs.bokiflow.machine import Machine
 from boki.libs.bokiflow.reads import KnownWay, NotRecordedError, Reads
 from boki.libs.bokiflow.recorded import NO_PAYLOAD, Recorded
 from boki.libs.bokiflow.records import CODEC
-from boki.libs.bokiflow.refusals import Diverged, diverged
+from boki.libs.bokiflow.refusals import Diverged, NoThread, diverged
 from boki.libs.bokiflow.replaying import Runnable, between_tasks, join, prepared, replay
 
 
@@ -79,6 +79,8 @@ async def check(workflow: Runnable, recorded: Recorded) -> Checked:
             if unread:
                 break
         found = machine.diverged
+        if isinstance(found, NoThread):
+            raise found
         if found is None and not unread and recorded.has_ended and not machine.is_over:
             waits = ", ".join(map(str, machine.open_commands)) or "a timer or a message"
             found = diverged(workflow.name, "the end of the workflow", f"waits for {waits}")

@@ -19,7 +19,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from contextvars import Context
 from heapq import heappop, heappush
-from typing import Any, Final, Protocol, assert_never
+from typing import Any, Final, NoReturn, Protocol, assert_never
 
 from boki.extending import Payload, decode_any, encode_any
 from boki.libs.bokiflow.history import History, describe
@@ -42,7 +42,7 @@ from boki.libs.bokiflow.records import (
     Retrying,
     Rewound,
 )
-from boki.libs.bokiflow.refusals import Diverged, cancelled, diverged, unfinished
+from boki.libs.bokiflow.refusals import Diverged, NoThread, cancelled, diverged, unfinished
 
 _NEVER_US: Final = 253_402_300_799_000_000
 """The end of the year 9999: timers of an infinite time, as of `asyncio.timeout(math.inf)`, are due then."""
@@ -126,7 +126,8 @@ class Machine:
         self.is_live = False
         self.is_at_end = not history.entries
         """Whether the journal has nothing more to replay."""
-        self.diverged: Diverged | None = None
+        self.diverged: Diverged | NoThread | None = None
+        """Why nothing is delivered any more."""
         self.started: list[Command] = []
         """What is to be carried out, once it is taken: see `take_started`."""
         self.stopped: list[Command] = []
@@ -263,6 +264,12 @@ class Machine:
             self.loop.run_until_quiet()
 
     # what the body does
+
+    async def lose(self, error: NoThread) -> NoReturn:
+        """End this execution, and not the body: the code that asks for it waits until the machine is put away."""
+        self.diverged = self.diverged or error
+        while True:
+            await self.loop.create_future()
 
     @property
     def may_continue(self) -> bool:

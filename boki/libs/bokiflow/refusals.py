@@ -8,6 +8,8 @@ BokiError
 ├── NotFound
 │   ├── NoSuchSchedule      no schedule of that id was created
 │   └── NoSuchWorkflow      nothing was started under that id
+├── Overloaded
+│   └── NoThread            the process can start no thread for a `def` workflow: another run continues it
 ├── WrongState
 │   ├── UnfinishedHandlers  the workflow returned while handlers of messages were running
 │   └── WorkflowEnded       nothing can be said to it any more
@@ -22,7 +24,7 @@ BokiError
 
 from __future__ import annotations
 
-from boki import BokiError, FunctionFailed, InvalidArgument, NotFound, WrongState
+from boki import BokiError, FunctionFailed, InvalidArgument, NotFound, Overloaded, WrongState
 
 
 class NotDeterministic(InvalidArgument):
@@ -131,6 +133,10 @@ class Unreadable(BokiError):
 
     code = "workflow_unreadable"
     http_status = 409
+
+
+class NoThread(Overloaded):
+    """The process can start no thread for code of a `def` workflow. It ends the run, and not the workflow."""
 
 
 def unreadable(workflow: str, seqnum: int, error: BokiError) -> Unreadable:

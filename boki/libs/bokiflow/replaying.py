@@ -23,6 +23,7 @@ from boki.libs.bokiflow.journal import PAGE_RECORDS
 from boki.libs.bokiflow.keeping import answered
 from boki.libs.bokiflow.machine import Machine
 from boki.libs.bokiflow.records import CODEC, inbox_tag, journal_tag
+from boki.libs.bokiflow.refusals import NoThread
 from boki.libs.bokiflow.state import FlowTransaction
 from boki.libs.bokiflow.stepping import STARTER
 from boki.libs.bokistore.way import Way
@@ -172,6 +173,8 @@ async def at_the_end(
     try:
         while await between_tasks(lambda: next(replaying, _OVER)) is not _OVER:
             await _answer(machine, reads_by)
+        if isinstance(machine.diverged, NoThread):
+            raise machine.diverged
         return await between_tasks(partial(look, machine, context))
     finally:
         machine.put_away()

@@ -19,6 +19,7 @@ from boki.extending import CallsById, Function, Payload, Suspend, WakeOn, decode
 from boki.libs.bokiflow.beginning import QueryRequest
 from boki.libs.bokiflow.body import Body, ContinueAsNew
 from boki.libs.bokiflow.calling import Calling
+from boki.libs.bokiflow.clocks import clock_of
 from boki.libs.bokiflow.closing import CLOSER, close_and_look_again, close_children
 from boki.libs.bokiflow.execution import TRIED, Execution, Overtaken
 from boki.libs.bokiflow.gates.marks import gate_id_of, limit_of
@@ -27,7 +28,7 @@ from boki.libs.bokiflow.gates.spec import Limit
 from boki.libs.bokiflow.history import History, life_of
 from boki.libs.bokiflow.joining import came_of
 from boki.libs.bokiflow.records import entry_of, inbox_tag, journal_tag
-from boki.libs.bokiflow.refusals import Diverged, Unreadable
+from boki.libs.bokiflow.refusals import Diverged, NoThread, Unreadable
 from boki.libs.bokiflow.replaying import Runnable, ask_query, join, read_base, read_history
 from boki.libs.bokiflow.rewinding import FORKED_FROM
 from boki.libs.bokiflow.run_time import GIVES_WAY, RunTime
@@ -39,6 +40,8 @@ from boki.libs.fold.retrying import until_answered
 
 _NO_PAYLOAD = Payload("bytes", b"")
 _NOTE_CHARS = 200
+_NO_THREAD_US: Final = 1_000_000
+"""When another run begins after one that got no thread."""
 MAX_LOSSES: Final = 8
 """So often in a row runs may be lost without progress before their workflow is paused."""
 MAX_ATTEMPTS: Final = 1_000
@@ -107,6 +110,8 @@ async def _run(ctx: Context, workflow: Limited, arguments: tuple[Any, ...], run_
                 await execution.record_continuation(_payload_of(workflow, again))
             except Overtaken:
                 was_overtaken = was_overtaken or execution.journal.is_overtaken
+            except NoThread as error:
+                raise Suspend(clock_of(ctx).now_us() + _NO_THREAD_US, note=str(error)) from error
             except (Diverged, Unreadable) as error:
                 await execution.close()
                 await _pause(ctx, str(error))

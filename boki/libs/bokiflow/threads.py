@@ -14,21 +14,22 @@ from functools import wraps
 from inspect import iscoroutinefunction
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, NoReturn, TypeVar, cast
 
 from boki import InvalidArgument
-from boki.libs.bokiflow.refusals import outside
+from boki.libs.bokiflow.refusals import NoThread, outside
 from boki.libs.bokiflow.stepping import STARTER, Step
 
 T = TypeVar("T")
 
 Request = Callable[[], Coroutine[Any, Any, Any]]
+Lose = Callable[[NoThread], Coroutine[Any, Any, NoReturn]]
 
 _UNWIND_S: Final = 1.0
 """How long a body that is put away may take to unwind, before its thread is left alone."""
 
 
-class _Unwind(BaseException):
+class Unwind(BaseException):
     """Raised in a body that is put away, at whatever it asks for."""
 
 
@@ -50,10 +51,13 @@ class BodyThread:
         name = f"boki-flow-{getattr(fn, '__name__', 'body')}"
         self._thread = Thread(target=context.run, args=(self._run,), daemon=True, name=name)
 
-    async def run(self, step: Callable[..., Coroutine[Any, Any, Any]]) -> Any:
-        """The body from its beginning to its end. `step` runs a step in the workflow."""
-        self.step = step
-        self._thread.start()
+    async def run(self, step: Callable[..., Coroutine[Any, Any, Any]], lose: Lose) -> Any:
+        """The body from its beginning to its end. `step` runs a step in the workflow, `lose` ends its run."""
+        self.step, self.lose = step, lose
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # no error of the code: in another run, or elsewhere, there is room for it
+            await lose(NoThread(f"no thread for its code: {error}"))
         try:
             while (request := self._requests.get()) is not None:
                 try:
@@ -66,7 +70,7 @@ class BodyThread:
                     self._answers.put((value, None))
         finally:
             self._is_closed = True
-            self._answers.put((None, _Unwind()))
+            self._answers.put((None, Unwind()))
             self._thread.join(_UNWIND_S)
         if self._error is not None:
             raise self._error
@@ -75,7 +79,7 @@ class BodyThread:
     def ask(self, request: Request) -> Any:
         """Have the loop run a coroutine, and wait for what it returns. Only for the thread."""
         if self._is_closed:
-            raise _Unwind
+            raise Unwind
         self._requests.put(request)
         value, error = self._answers.get()
         if error is not None:
@@ -104,7 +108,7 @@ def in_thread(handler: Callable[[Any], Any], name: str) -> Callable[[Any], Corou
     @wraps(handler)
     async def handle(payload: Any) -> Any:
         assert thread is not None, "it was registered by the thread of a body"
-        return await BodyThread(handler, (payload,)).run(thread.step)
+        return await BodyThread(handler, (payload,)).run(thread.step, thread.lose)
 
     return handle
 

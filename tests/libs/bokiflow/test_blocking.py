@@ -1,5 +1,7 @@
 """`def` workflows: plain code in a thread of its own means the same, with the same journal."""
 
+import asyncio
+import sys
 import threading
 from collections import Counter
 from dataclasses import dataclass
@@ -9,12 +11,14 @@ from typing import Any
 import pytest
 
 import boki.testing
-from boki import FunctionFailed, InvalidArgument
+from boki import FunctionFailed, InvalidArgument, Overloaded
 from boki.libs.bokiflow import StepFailed, step, workflow
 from boki.libs.bokiflow.blocking import flow
+from boki.libs.bokiflow.checking import check
 from boki.libs.bokiflow.hooks import hooks
 from boki.testing import flows
 from tests.libs.bokiflow.crashes import World, all_deaths, count_moments
+from tests.libs.bokiflow.golden import FEATURES, recorded
 
 pytestmark = pytest.mark.usefixtures("each_mode")
 
@@ -232,3 +236,101 @@ async def test_unfinished_handlers_are_named(boki_context: boki.testing.Context)
     with pytest.raises(FunctionFailed, match=r"UnfinishedHandlers.*word"):
         await handle.result()
     assert not [thread for thread in threading.enumerate() if thread.name == "boki-flow-forever"]
+
+
+@workflow
+def shop(how: str) -> list[str]:
+    def visit(_: Any) -> str:
+        with flow.lock("till"):
+            flow.continue_as_new(how) if how == "as new" else sys.exit(how)
+        return "never"
+
+    flow.on_update("visit", visit)
+    flow.receive("look")
+    with flow.lock("till"):
+        return ["free"]
+
+
+@pytest.mark.parametrize("how", ["as new", "exit"])
+async def test_a_handler_leaves_its_lock_whatever_it_raises(boki_context: boki.testing.Context, how: str) -> None:
+    """The update is refused and the workflow lives on: it held the lock until its end, and could not take it again."""
+    handle = await shop.start(boki_context, how)
+    with pytest.raises(FunctionFailed, match="a handler ends no workflow and begins none as new"):
+        await handle.update("visit")
+    await handle.signal("look")
+    assert await handle.result() == ["free"]
+
+
+class Threads:
+    """Refuses to start some threads of workflows, as a system does that has no more of them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.refused: list[str] = []
+        self.is_full = False
+        self._start = threading.Thread.start
+        monkeypatch.setattr(threading.Thread, "start", lambda thread: self._begin(thread))
+
+    def _begin(self, thread: threading.Thread) -> None:
+        if self.is_full and thread.name.startswith("boki-flow-"):
+            self.refused.append(thread.name)
+            raise RuntimeError("can't start new thread")
+        self._start(thread)
+
+
+async def test_a_workflow_without_a_thread_is_run_again(
+    boki_context: boki.testing.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It failed permanently, with an error of the machine that it ran on."""
+    threads = Threads(monkeypatch)
+    threads.is_full = True
+    handle = await total.start(boki_context, 3)
+    await boki_context.clock.advance(0.5)
+    state = await handle.status()
+    assert (state.status, state.wakes_us > 0) == ("suspended", True)
+    assert threads.refused == ["boki-flow-total"]
+    threads.is_full = False
+    assert await handle.result() == 3
+
+
+async def test_a_handler_without_a_thread_is_run_again(
+    boki_context: boki.testing.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its update was answered with that error, and a signal failed the workflow. A replay of it does not diverge."""
+    threads = Threads(monkeypatch)
+    handle = await basket.start(boki_context, 1)
+    await handle.signal("item", {"price": 3}, key="a")
+    await boki_context.clock.advance(2)
+    threads.is_full = True
+    asked = asyncio.create_task(handle.update("seats", 2, id="u1"))
+    await boki_context.clock.advance(0.5)
+    state = await handle.status()
+    assert (state.status, state.wakes_us > 0) == ("suspended", True)
+    assert threads.refused
+    with pytest.raises(Overloaded, match="no thread for its code: can't start new thread"):
+        await handle.query("prices")
+    threads.is_full = False
+    assert await asked == 0
+    assert await handle.result() == [3, 0]
+
+
+async def test_a_check_without_a_thread_finds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It neither passes nor says that the code diverges."""
+    found = await recorded("blocking")
+    threads = Threads(monkeypatch)
+    threads.is_full = True
+    with pytest.raises(Overloaded, match="no thread for its code"):
+        await check(FEATURES["blocking"], found)
+    threads.is_full = False
+    assert (await check(FEATURES["blocking"], found)).is_whole
+
+
+@workflow
+def later(n: int) -> int:
+    return add(n, 1)
+
+
+async def test_a_workflow_is_called_later_as_a_function_is(boki_context: boki.testing.Context) -> None:
+    """Type checkers refused it."""
+    call = await boki_context.invoke_later(later, 3, delay_s=60)
+    await boki_context.clock.advance(61)
+    assert await boki_context.result_of(call) == 4
