@@ -388,7 +388,7 @@ def note_of_answer(answer: Answered, most_bytes: int) -> bytes:
 
 def _codec_of(handler: Handler) -> ValueCodec:
     """How the payloads of a handler are read: as its first parameter is annotated."""
-    handler = inspect.unwrap(handler)
+    handler = getattr(handler, "payload_of", handler)
     names = list(inspect.signature(handler).parameters)
     fn: Any = handler.func if isinstance(handler, partial) else handler
     fn = fn if inspect.isroutine(fn) else type(fn).__call__

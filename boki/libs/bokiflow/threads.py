@@ -110,6 +110,7 @@ def in_thread(handler: Callable[[Any], Any], name: str) -> Callable[[Any], Corou
         assert thread is not None, "it was registered by the thread of a body"
         return await BodyThread(handler, (payload,)).run(thread.step, thread.lose)
 
+    handle.payload_of = handler  # type: ignore[attr-defined]  # the mailbox reads payloads as this one is annotated
     return handle
 
 

@@ -2,13 +2,15 @@
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 import boki.testing
 from boki import FunctionFailed, InvalidArgument, TooLarge
-from boki.libs.bokiflow import WorkflowEnded, flow, workflow
+from boki.libs.bokiflow import Workflow, WorkflowEnded, flow, step, workflow
+from boki.libs.bokiflow.blocking import flow as blocking
 
 pytestmark = pytest.mark.usefixtures("each_mode")
 
@@ -48,6 +50,77 @@ async def test_whatever_can_be_called_is_a_handler(
     handle = await takes.start(boki_context, kind)
     await handle.signal("x", 7)
     assert await handle.result() == expected
+
+
+@dataclass
+class Item:
+    price: int
+
+
+def logged(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """As decorators of users are."""
+
+    @functools.wraps(fn)
+    def call(*args: Any) -> Any:
+        return fn(*args)
+
+    return call
+
+
+class Till:
+    """Has a handler that is decorated."""
+
+    def __init__(self) -> None:
+        self.got: list[int] = []
+
+    @logged
+    def take(self, item: Item) -> None:
+        self.got.append(item.price)
+
+
+@workflow
+async def sells() -> int:
+    till = Till()
+    flow.on_signal("item", till.take)
+    await flow.wait_for(lambda: bool(till.got))
+    return till.got[0]
+
+
+@workflow
+def sells_blocking() -> int:
+    till = Till()
+    blocking.on_signal("item", till.take)
+    blocking.wait_for(lambda: bool(till.got))
+    return till.got[0]
+
+
+@pytest.mark.parametrize("code", [sells, sells_blocking])
+async def test_a_decorated_method_gets_what_it_is_annotated_with(
+    boki_context: boki.testing.Context, code: Workflow[Any, int]
+) -> None:
+    """It got the raw payload, as its first parameter was taken to be `self`."""
+    handle = await code.start(boki_context)
+    await handle.signal("item", {"price": 3})
+    assert await handle.result() == 3
+
+
+@step
+async def keeps_kind(item: Item) -> str:
+    return type(item).__name__
+
+
+@workflow
+async def answers_by_a_step() -> None:
+    flow.on_update("kind", keeps_kind)
+    await flow.receive("end")
+
+
+async def test_a_step_as_a_handler_gets_what_it_always_got(boki_context: boki.testing.Context) -> None:
+    """The plain payload: what is recorded of the step has the digest of that."""
+    handle = await answers_by_a_step.start(boki_context)
+    assert await handle.update("kind", {"price": 3}) == "dict"
+    await handle.signal("end")
+    await handle.result()
 
 
 @workflow
