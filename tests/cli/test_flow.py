@@ -31,7 +31,7 @@ WORKFLOWS = '''
 import asyncio
 
 from boki import Context, Retry, function
-from boki.libs.bokiflow import flow, step, workflow
+from boki.libs.bokiflow import Limit, flow, step, workflow
 
 
 class CardDeclined(Exception):
@@ -83,6 +83,12 @@ async def wait_a_year() -> None:
 @workflow(book="trips")
 async def reads_the_room() -> str:
     return await book_hotel(await flow.store.read("room", default="Rome"))
+
+
+@workflow(book="trips", limit=Limit(concurrency=1))
+async def rides_alone() -> str:
+    await flow.sleep(0.01)
+    return f"went {await flow.receive('go')}"
 
 
 @function
@@ -239,6 +245,19 @@ def test_one_that_runs_is_killed_and_started_again(url: str) -> None:
     boki(url, "start", "travel", "Bonn", "--id", "new", "--if-running", "kill")
     with Flows(url, "") as flows, pytest.raises(InvalidArgument, match="a start that kills takes no key"):
         flows.post("travel", body=b"Rome", key="k", query={"id": "new", "if_running": "kill"})
+
+
+def test_a_fork_that_has_asked_its_limit_frees_its_place(url: str) -> None:
+    """The next one begins when it ends. It waited forever."""
+    boki(url, "start", "rides_alone", "--id", "first")
+    boki(url, "signal", "rides_alone", "first", "go", "1")
+    boki(url, "result", "rides_alone", "first", "--wait-s", "20")
+    boki(url, "fork", "rides_alone", "first", "--at", "0", "--id", "fork")
+    boki(url, "start", "rides_alone", "--id", "next")
+    until(url, "rides_alone", "next", "suspended")
+    for flow_id in ("next", "fork"):
+        boki(url, "signal", "rides_alone", flow_id, "go", "2")
+    assert boki(url, "result", "rides_alone", "next", "--wait-s", "20").stdout == "went 2\n"
 
 
 def test_an_empty_id_is_no_id(url: str) -> None:

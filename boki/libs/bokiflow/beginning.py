@@ -26,6 +26,7 @@ class Beginning(NamedTuple):
     payload: Payload | None = None
     """None: that of the call which it copies."""
     copies: str = ""
+    watcher: str = ""
     if_running: Literal["use", "fail"] = "fail"
     if_ended: Literal["use", "fail", "again"] = "fail"
 
@@ -92,5 +93,6 @@ class FunctionCalls(CallsById):
             start=call.start,
             name=call.name,
             attributes=call.attributes,
+            watcher=call.watcher,
             copies=call.copies,
         )

@@ -92,8 +92,13 @@ def rewound(branch: Branch, *, history: History, writer: int, life: int, at_us: 
     kept = history.entries[: branch.cut]
     seen = kept[-1].seen if kept else history.cursor
     fact = Rewound(branch.n, branch.scopes)
-    began_us = 0 if history.began_us else at_us
+    began_us = 0 if history.has_begun else at_us
     return encode_entry(Entry(writer, history.place, seen, at_us, fact, began_us, life))
+
+
+def keeps_step(history: History, branch: Branch) -> bool:
+    """Whether a fork at the point is under way: it keeps a step, a timer or a call. Else it asks its limit to begin."""
+    return any(number_of(entry.fact) is not None for entry in history.entries[: branch.cut])
 
 
 def letters_for(history: History, branch: Branch, letters: Sequence[Letter]) -> list[Letter]:
@@ -144,7 +149,8 @@ def copied_journal(
         found.append(encode_entry(copy))
     last_seen = max((now for _, now in moved), default=0)
     fact = Rewound(branch.n, branch.scopes)
-    found.append(encode_entry(Entry(writer, place, last_seen, at_us, fact, 0 if found else at_us, life)))
+    began_us = 0 if keeps_step(history, branch) else at_us
+    found.append(encode_entry(Entry(writer, place, last_seen, at_us, fact, began_us, life)))
     return found
 
 

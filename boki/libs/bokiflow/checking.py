@@ -21,7 +21,7 @@ from boki.libs.bokiflow.loop import FlowFuture
 from boki.libs.bokiflow.machine import Machine
 from boki.libs.bokiflow.reads import KnownWay, NotRecordedError, Reads
 from boki.libs.bokiflow.recorded import NO_PAYLOAD, Recorded
-from boki.libs.bokiflow.records import CODEC
+from boki.libs.bokiflow.records import CODEC, CancelRequested
 from boki.libs.bokiflow.refusals import Diverged, NoThread, diverged
 from boki.libs.bokiflow.replaying import Runnable, between_tasks, join, prepared, replay
 
@@ -54,7 +54,8 @@ async def check(workflow: Runnable, recorded: Recorded) -> Checked:
     begun_with = history.continued.payload if history.continued is not None else recorded.payload
     arguments = Function.of(workflow).arguments(begun_with or NO_PAYLOAD)
     letters = _letters(recorded)
-    if not history.has_begun and _was_refused(letters, history.requests(recorded.invocation)):
+    requests = history.requests(recorded.invocation)
+    if not history.has_begun and _never_began(letters, requests, has_ended=history.has_ended):
         return Checked(diverged=None, replayed=0, recorded=0, unread="")
     body = Body(history.scopes(recorded.invocation), recorded.id, recorded.book, workflow.fn, arguments)
     _join(body, recorded)
@@ -110,10 +111,16 @@ def _answer(machine: Machine, way: KnownWay, end: int) -> str:
     return ""
 
 
-def _was_refused(letters: Iterable[Letter], requests: frozenset[str]) -> bool:
-    """Whether a limit did not let it begin."""
-    decided = (letter.note for letter in letters)
-    return any(isinstance(note, Admission) and not requests.isdisjoint(dict(note.refused)) for note in decided)
+def _never_began(letters: Iterable[Letter], requests: frozenset[str], *, has_ended: bool) -> bool:
+    """Whether a limit did not let it begin, or it was cancelled while it waited for its turn: its journal says then
+    that it has ended.
+    """
+    notes = [letter.note for letter in letters]
+    decided = [note for note in notes if isinstance(note, Admission)]
+    if any(not requests.isdisjoint(dict(note.refused)) for note in decided):
+        return True
+    is_cancelled = has_ended and any(isinstance(note, CancelRequested) for note in notes)
+    return is_cancelled and all(requests.isdisjoint(note.admitted) for note in decided)
 
 
 def _join(body: Body, recorded: Recorded) -> None:

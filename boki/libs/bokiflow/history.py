@@ -172,6 +172,7 @@ class History:
                 return
             case Ended():
                 self.has_ended, self.last_read_at = True, entry.read_at  # a rewind may continue behind it
+                self.has_begun = self.has_begun or entry.began_us > 0  # its body did nothing that is recorded
                 return
             case _:
                 pass

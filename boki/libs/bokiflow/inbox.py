@@ -50,7 +50,7 @@ def heard_of(letter: Letter, forgotten: Sequence[tuple[int, int]]) -> Letter | N
     match letter.note:
         case CancelRequested() | Paused() | Resumed():
             return None
-        case Admission() as decided:
+        case Admission(cancelled=cancelled) as decided if cancelled:
             return letter._replace(note=msgspec.structs.replace(decided, cancelled=()))
         case _:
             return letter
@@ -79,7 +79,7 @@ class InboxReader:
         self.next_start = cursor + 1
         """Where to read next."""
         self.passed: list[int] = []
-        """Messages that were read, and that nobody is given any more."""
+        """Messages that were read and are forgotten, maybe in part: the next round is not given them."""
 
     async def read_to(self, seqnum: int) -> None:
         """Read all messages up to this one."""
@@ -126,9 +126,9 @@ class InboxReader:
             if letter is None or record.seqnum < self.next_start or record.seqnum in self._taken:
                 continue
             heard = heard_of(letter, self._forgotten)
-            if heard is None:
+            if heard is not letter:  # a continuation leaves it out: what says that it is forgotten is trimmed then
                 self.passed.append(letter.seqnum)
-            else:
+            if heard is not None:
                 self.letters.append(heard)
         if page.records:
             self.next_start = max(self.next_start, page.records[-1].next_seqnum)

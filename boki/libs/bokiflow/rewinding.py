@@ -20,10 +20,12 @@ from boki.libs.bokiflow.branching import (
     branch_at,
     copied_journal,
     copied_letter,
+    keeps_step,
     letters_for,
     new_scope,
     rewound,
 )
+from boki.libs.bokiflow.gates.marks import KEY, LIMIT, PRIORITY, gate_id_of
 from boki.libs.bokiflow.history import History, life_of
 from boki.libs.bokiflow.inbox import InboxReader
 from boki.libs.bokiflow.records import Resumed, encode_note, inbox_tag, journal_tag
@@ -78,6 +80,7 @@ async def rewind(calls: Calls, logbook: LogBook, call: InvocationState, step: in
             call.name,
             {**call.attributes, PINNED: 0},  # it may have failed for want of the code that runs now
             copies=run,
+            watcher="" if history.has_begun else gate_id_of(call.function, call.book),
             if_ended="again",
         )
         await calls.begin(again)
@@ -110,11 +113,18 @@ async def fork(calls: Calls, logbook: LogBook, call: InvocationState, step: int 
     )
     await _write(logbook, journal_tag(new_run), before.place, journal)
     payload = history.continued.payload if history.continued is not None else recorded_payload(history)
-    attributes = {name: value for name, value in call.attributes.items() if not name.startswith("boki:")}
+    attributes = {name: value for name, value in call.attributes.items() if _goes_with_fork(name)}
     attributes |= {FORKED_FROM: call.name, PINNED: 0}
     copies = "" if payload is not None else run
-    await calls.begin(Beginning(call.function, call.book, new_run, start, new_id, attributes, payload, copies))
+    watcher = "" if keeps_step(history, branch) else gate_id_of(call.function, call.book)
+    again = Beginning(call.function, call.book, new_run, start, new_id, attributes, payload, copies, watcher)
+    await calls.begin(again)
     return branch.n
+
+
+def _goes_with_fork(attribute: str) -> bool:
+    """Whether a fork has this attribute of the first workflow: the user's, and what the start says of flow control."""
+    return not attribute.startswith("boki:") or attribute in (LIMIT, KEY, PRIORITY)
 
 
 async def _check_free(calls: Calls, logbook: LogBook, call: InvocationState, new_run: str, new_id: str) -> None:

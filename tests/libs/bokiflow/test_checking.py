@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 import boki.testing
-from boki import CorruptData, InvalidArgument
+from boki import CorruptData, FunctionFailed, InvalidArgument
 from boki.extending import Function
-from boki.libs.bokiflow import Workflow, flow, step, workflow
+from boki.libs.bokiflow import Handle, Limit, Workflow, flow, step, workflow
 from boki.libs.bokiflow.checking import check
 from boki.libs.bokiflow.recorded import Recorded, decode, encode, record
 from boki.libs.bokistore import Store
@@ -218,6 +218,58 @@ async def test_changes_are_found_before_they_are_deployed(code: Workflow[int, st
     error = (await check(code, found)).diverged
     assert error is not None
     assert (error.details["recorded"], error.details["started"]) == (was, does)
+
+
+@workflow(limit=Limit(concurrency=1))
+async def has_its_turn(n: int) -> int:
+    flow.on_query("n", lambda _: n)
+    if n:
+        flow.compensate(triple, n)
+    await flow.receive("go")
+    return n
+
+
+@workflow(name="has_its_turn")
+async def undoes_more(n: int) -> int:
+    flow.on_query("n", lambda _: n)
+    for _ in range(2):
+        flow.compensate(triple, n)
+    await flow.receive("go")
+    return n
+
+
+async def cancelled_turn(ctx: boki.testing.Context, handle: Handle[int], n: int) -> Recorded:
+    await handle.cancel()
+    with pytest.raises(FunctionFailed, match="was cancelled"):
+        await handle.result()
+    logbook = ctx.logbook_named((await handle.status()).book)
+    payload = Function.of(has_its_turn).encode_payload(n)
+    return await record(logbook, "has_its_turn", handle.id, handle.invocation_id, has_ended=True, payload=payload)
+
+
+async def test_one_that_was_cancelled_in_the_queue_did_nothing(boki_context: boki.testing.Context) -> None:
+    """There is nothing to compare: it was said to wait for its compensation."""
+    ctx = boki_context
+    runs, waits = [await has_its_turn.start(ctx, 3, id=name) for name in ("runs", "waits")]
+    await ctx.clock.advance(2)
+    forked = await runs.fork(0, id="fork")
+    await ctx.clock.advance(2)
+    for handle in (waits, forked):
+        assert (await check(has_its_turn, await cancelled_turn(ctx, handle, 3))).diverged is None
+
+
+@pytest.mark.parametrize("n", [3, 0])
+async def test_one_that_was_cancelled_when_it_ran_is_compared(boki_context: boki.testing.Context, n: int) -> None:
+    """Also if nothing is recorded of what it did, and if no record says that it has ended: an engine may be lost."""
+    ctx = boki_context
+    runs = await has_its_turn.start(ctx, n)
+    await ctx.clock.advance(2)
+    forked = await runs.fork(0)
+    found = await cancelled_turn(ctx, runs, n)
+    await ctx.clock.advance(2)
+    for one in (found, msgspec.structs.replace(found, journal=()), await cancelled_turn(ctx, forked, n)):
+        assert (await check(has_its_turn, one)).diverged is None or not one.journal
+        assert (await check(undoes_more, one)).diverged is not None
 
 
 async def test_a_payload_that_does_not_fit_any_more() -> None:

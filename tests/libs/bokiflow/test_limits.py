@@ -201,46 +201,6 @@ async def test_an_id_that_was_cancelled_in_its_turn_is_started_again(boki_contex
     assert await (await one_each.start(ctx, Order(), id="o", if_ended="again")).result() == "o"
 
 
-@pytest.mark.parametrize("end", ["done", "cancelled"])
-async def test_a_rewound_workflow_does_not_ask_its_limit(boki_context: boki.testing.Context, end: str) -> None:
-    """Also in front of its first step: it was let begin once."""
-    ctx = boki_context
-    handle = await one_each.start(ctx, Order(), id="rewound")
-    await ctx.clock.advance(1)
-    if end == "cancelled":
-        await handle.cancel("not wanted")
-    await results([handle])
-    runs = await one_each.start(ctx, Order(seconds=1_000), id="runs")
-    await ctx.clock.advance(1)
-    assert await handle.rewind(0) == 0
-    assert await handle.result() == "rewound"
-    assert (await runs.status()).status == "suspended"
-
-
-async def test_a_fork_asks_its_limit_if_it_keeps_no_step(boki_context: boki.testing.Context) -> None:
-    """Else it is under way already."""
-    ctx = boki_context
-    handle = await one_each.start(ctx, Order(), id="first")
-    await handle.result()
-    runs = await one_each.start(ctx, Order(seconds=1_000), id="runs")
-    await ctx.clock.advance(1)
-    assert await (await handle.fork(1, id="continues")).result() == "continues"
-    assert (await runs.status()).status == "suspended"
-    whole = await handle.fork(0, id="begins")
-    await ctx.clock.advance(1)
-    assert (await whole.status()).note.startswith("waits for its turn")
-
-
-async def test_one_that_was_cancelled_in_the_queue_asks_when_it_is_rewound(boki_context: boki.testing.Context) -> None:
-    """It was never let begin."""
-    ctx = boki_context
-    runs, waits = await cancelled_in_the_queue(ctx)
-    assert await waits.rewind() == 0
-    await ctx.clock.advance(1)
-    assert (await waits.status()).note.startswith("waits for its turn")
-    assert await results([runs, waits]) == ["runs", "waits"]
-
-
 async def test_the_newest_is_cancelled_if_the_policy_says_so(boki_context: boki.testing.Context) -> None:
     """What comes while one runs is refused with the limit; what comes after it has ended begins."""
     ctx = boki_context

@@ -26,7 +26,13 @@ class GatewayCalls:
         """See `Calls`."""
         info = workflow_info(self._gateway, call.function)
         chosen = ChosenId(
-            call.start, call.if_running, call.if_ended, call.name, attributes=call.attributes, copies=call.copies
+            call.start,
+            call.if_running,
+            call.if_ended,
+            call.name,
+            attributes=call.attributes,
+            watcher=call.watcher,
+            copies=call.copies,
         )
         payload = call.payload or Payload("bytes", b"")
         timeout_us = int(info.timeout_s * 1e6)
