@@ -13,7 +13,7 @@ from boki.bench.cluster import Cluster, Status
 from boki.bench.load_functions.load import Fill, Watch
 from boki.bench.rows import Row
 from boki.bench.system import Options, target
-from boki.bench.timeline import compared, copy_rates
+from boki.bench.timeline import compared, copy_rates, sample
 from boki.launch.up.health import drain_left, leader_of
 
 Step = Callable[[str], None]
@@ -154,7 +154,7 @@ def _repaired(options: Options, cluster: Cluster, *, is_idle: bool) -> Row:
 
     def is_repaired(status: Status) -> bool:
         told = repair_of(status)
-        samples.append((time.time_ns() // 1000, told.get("copied_bytes", 0)))
+        sample(samples, told, time.time_ns() // 1000)
         return bool(told.get("copied_bytes", 0) >= wanted_bytes and not told.get("lacking_records"))
 
     cluster.wait_for("copying", lambda status: repair_of(status).get("copied_bytes", 0) > 0)

@@ -2,7 +2,8 @@
 
 A client, a primary and two backups are four Python processes that pass records on by Unix sockets in the order in which
 an append goes through three nodes; each of the three writes and syncs, and the primary answers when two of them have a
-record. A cluster cannot be quicker than that here, so what it takes beyond is its own.
+record. That is about what three replicas cost here; what a cluster takes beyond is its own. It is no lower bound: the
+primary syncs in its event loop, so both backups may have a record before the primary can answer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """`boki bench flow-takeover --cluster`: the node is killed on which workflows run; when do they continue elsewhere?
 
-Each workflow records the machine's time in one short step after the other. The longest time between two of them in
-which the kill lies is its stall. A part of that is the detection: until the node has left the membership.
+Each workflow runs one short step after the other, each of which sleeps and returns the machine's time (a beat). Its
+stall is the time from the kill to the next beat, without the sleep of that beat. A part of the stall is the detection:
+until the node has left the membership. Workflows that had ended before the kill have no stall; their number is in the
+row, and a workflow that lacks beats is an error.
 """
 
 from __future__ import annotations
@@ -11,9 +13,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
+
 from boki.bench.cluster import Cluster
-from boki.bench.load_functions.flow_load import Many
-from boki.bench.rows import Round, Row, median
+from boki.bench.load_functions.flow_load import BEAT_S, Many
+from boki.bench.rows import Row, median
 from boki.bench.system import Options, target
 from boki.bench.turns import Step, row_of
 from boki.log.membership import Role
@@ -38,7 +42,7 @@ def flow_takeover(options: Options, step: Step) -> Iterator[Row]:
             cluster.wait_for("aware of the loss", lambda status: is_gone(status, engine, incarnation))  # noqa: B023
             detected_s = time.time() - at_us / 1e6
             times: list[list[int]] = system.run("end_beating", many, list[list[int]], key=f"{many.prefix}end")
-            yield _row(options, engine, times, at_us, detected_s)
+            yield row_of_kill(options, engine, times, at_us, detected_s)
 
 
 def _incarnation(status: Mapping[str, Any], engine: str) -> int:
@@ -53,24 +57,24 @@ def is_gone(status: Mapping[str, Any], engine: str, incarnation: int) -> bool:
     )
 
 
-def stall_s(times_us: Sequence[int], at_us: int) -> float:
-    """The time between the last beat before that moment and the first one after it."""
-    before = max((each for each in times_us if each <= at_us), default=at_us)
-    after = min((each for each in times_us if each > at_us), default=before)
-    return (after - before) / 1e6
+def stall_s(times_us: Sequence[int], at_us: int) -> float | None:
+    """From that moment to the first beat after it, without its sleep; None: there is none after it."""
+    after_us = min((each for each in times_us if each > at_us), default=None)
+    return None if after_us is None else max(0.0, (after_us - at_us) / 1e6 - BEAT_S)
 
 
-def _row(options: Options, engine: str, times: Sequence[Sequence[int]], at_us: int, detected_s: float) -> Row:
-    stalls_s = sorted(stall_s(each, at_us) for each in times if each)
-    longest_s = stalls_s[-1]
+def row_of_kill(options: Options, engine: str, times: Sequence[Sequence[int]], at_us: int, detected_s: float) -> Row:
+    """The row of one kill. `times`: the beats of each workflow; empty if some are missing."""
+    whole = [each for each in times if each]
+    stalls_s = [round(stall, 3) for each in whole if (stall := stall_s(each, at_us)) is not None]
+    longest_s = max(stalls_s, default=None)
     details = {
         "killed": engine,
         "detected_s": round(detected_s, 2),
-        "stall_p50_s": median([round(each, 3) for each in stalls_s]),
-        "stall_longest_s": round(longest_s, 2),
-        "longest_after_detection_s": round(longest_s - detected_s, 2),
+        "stall_p50_s": median(stalls_s),
+        "stall_longest_s": longest_s,
+        "longest_after_detection_s": None if longest_s is None else round(max(0.0, longest_s - detected_s), 2),
+        "ended_before": len(whole) - len(stalls_s),
     }
-    ended = sum(bool(each) for each in times)
-    return row_of(
-        options, "flow-takeover", len(times), [Round(ended, len(times) - ended, longest_s, None, None)], details
-    )
+    row = row_of(options, "flow-takeover", len(times), None, details)
+    return msgspec.structs.replace(row, errors=len(times) - len(whole))

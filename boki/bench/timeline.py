@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from boki.bench.load_functions.load import Timeline
@@ -36,6 +36,19 @@ def compared(timeline: Timeline, from_us: int, until_us: int | None = None) -> d
         "stall_ms": _ms(max((later - earlier for earlier, later in itertools.pairwise(ends)), default=None)),
         "failed": len(timeline.errors),
     }
+
+
+def sample(samples: list[tuple[int, int]], repair: Mapping[str, Any], now_us: int) -> None:
+    """Append what a node says of its repair; a node that does not answer has copied what it had, and not nothing.
+
+    >>> samples: list[tuple[int, int]] = []
+    >>> sample(samples, {"copied_bytes": 5}, 1)
+    >>> sample(samples, {}, 2)
+    >>> samples
+    [(1, 5)]
+    """
+    if "copied_bytes" in repair:
+        samples.append((now_us, int(repair["copied_bytes"])))
 
 
 def copy_rates(samples: Sequence[tuple[int, int]], load_until_us: int) -> dict[str, float | None]:

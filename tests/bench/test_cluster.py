@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from boki.bench.faults import _last_change, _victim
-from boki.bench.flow_takeover import is_gone, stall_s
+from boki.bench.flow_takeover import is_gone, row_of_kill, stall_s
 from boki.bench.load_functions.load import Timeline
 from boki.bench.system import Options
-from boki.bench.timeline import compared, copy_rates
+from boki.bench.timeline import compared, copy_rates, sample
 from boki.errors import ConfigError
 
 LEADER = {
@@ -58,11 +58,30 @@ def test_a_pause_counts_from_the_event_until_the_next_append_that_ends() -> None
     assert (found["p50_before_ms"], found["max_ms"], found["stall_ms"], found["failed"]) == (1.0, 700.5, 700.0, 1)
 
 
-def test_the_stall_of_a_workflow_is_between_the_beats_around_the_kill() -> None:
-    """However regular the others are; one that ended before the kill, or was begun after it, has none."""
-    assert stall_s([0, 200_000, 2_600_000, 2_800_000], 300_000) == 2.4
-    assert stall_s([0, 200_000], 300_000) == 0.0
-    assert stall_s([400_000, 600_000], 300_000) == 0.1
+def test_the_stall_of_a_workflow_is_from_the_kill_to_the_next_beat_without_its_sleep() -> None:
+    """However long before the kill the last beat was; one that ended before the kill has none."""
+    assert stall_s([0, 200_000, 2_600_000, 2_800_000], 300_000) == pytest.approx(2.1)
+    assert stall_s([0, 299_000, 2_600_000], 300_000) == pytest.approx(2.1)
+    assert stall_s([200_000, 400_000], 300_000) == 0.0
+    assert stall_s([0, 200_000], 300_000) is None
+    assert stall_s([], 300_000) is None
+
+
+def test_the_row_of_a_kill_has_no_rate_and_counts_workflows_without_a_stall_apart() -> None:
+    """Those that had ended before it beside those that lack beats; with nothing left there is nothing to tell."""
+    times = [[0, 2_600_000], [0, 3_600_000], [0, 200_000], []]
+    row = row_of_kill(Options(is_cluster=True), "engine-1", times, 300_000, 1.5)
+    assert (row.ops_per_s, row.p50_ms, row.p99_ms, row.errors, row.inflight) == (None, None, None, 1, 4)
+    assert row.details == {
+        "killed": "engine-1",
+        "detected_s": 1.5,
+        "stall_p50_s": 2.6,
+        "stall_longest_s": 3.1,
+        "longest_after_detection_s": 1.6,
+        "ended_before": 1,
+    }
+    none = row_of_kill(Options(is_cluster=True), "engine-1", times[2:], 300_000, 1.5).details
+    assert (none["stall_p50_s"], none["stall_longest_s"], none["longest_after_detection_s"]) == (None, None, None)
 
 
 def test_an_engine_is_gone_when_its_incarnation_is_in_no_membership() -> None:
@@ -84,6 +103,14 @@ def test_a_rate_of_repair_under_load_ends_with_the_load() -> None:
     assert copy_rates(under + after, timeline.until_us) == {"mb_per_s": 8.4, "mb_per_s_after_load": 67.0}
     assert copy_rates(under, timeline.until_us) == {"mb_per_s": 8.4, "mb_per_s_after_load": None}
     assert copy_rates(after, timeline.until_us) == {"mb_per_s": None, "mb_per_s_after_load": 67.0}
+
+
+def test_a_status_without_an_answer_is_no_sample() -> None:
+    """It counted as nothing copied: one at the end of the load, and the rate was below zero."""
+    samples: list[tuple[int, int]] = []
+    for at_s, repair in enumerate(({"copied_bytes": 0}, {"copied_bytes": 8_000_000}, {}, {})):
+        sample(samples, repair, at_s * 1_000_000)
+    assert copy_rates(samples, 9_000_000)["mb_per_s"] == 8.0
 
 
 def test_what_needs_a_cluster_is_refused_without_one() -> None:

@@ -24,7 +24,8 @@ STARTING = 256
 _LOOK_S = 0.05
 BEATS = 50
 """Steps of a workflow that beats."""
-_BEAT_S = 0.2
+BEAT_S = 0.2
+"""Seconds that each of these steps sleeps."""
 _A_DAY_S = 24 * 3_600.0
 _SLEEP_S = 2.0
 
@@ -105,7 +106,7 @@ async def held(marker: str) -> int:
 @step
 async def beat() -> int:
     """The machine's time in microseconds, when the step ends."""
-    await asyncio.sleep(_BEAT_S)
+    await asyncio.sleep(BEAT_S)
     return time.time_ns() // 1000
 
 
