@@ -9,6 +9,7 @@ from boki.controller.core import ControllerConfig, ControllerCore
 from boki.controller.inputs import Installed, Leadership, Placed
 from boki.controller.plans import NEAR
 from boki.log.membership import Role
+from boki.log.view import View
 from boki.protocol.effects import Core, ProposePlacement, ProposeView, RoleEffect
 from boki.protocol.follower import COORDINATOR
 from boki.verify.sim.nodes import Node
@@ -61,14 +62,21 @@ class ControllerNode(Node):
         match effect:
             case ProposeView(view):
                 self.clock.note(f"{self.name} wants term {view.term}", view)
-                if NEAR in self.controller.reason:
-                    self.clock.sometimes("a primary moved to where records come from")
                 for hear in self.world.coverage.on_proposal:
                     hear(self, view)
-                ask = partial(coordinator.install, view)
+                ask = partial(self._install, view, is_near=NEAR in self.controller.reason)
                 coordinator.ask(self.session, ask, lambda won: done(Installed(view, won)))
             case ProposePlacement(placement):
                 ask = partial(coordinator.place, placement)
                 coordinator.ask(self.session, ask, lambda won: done(Placed(placement.version, won)))
             case _:
                 super().carry_out(effect)
+
+    def _install(self, view: View, *, is_near: bool) -> bool:
+        """Ask the coordinator for it. `is_near`: because of where records come from."""
+        views = self.world.coordinator.views
+        count = len(views)
+        has_won = self.world.coordinator.install(view)
+        if is_near and len(views) > count and view.primaries != views[-2].primaries:
+            self.clock.sometimes("a primary moved to where records come from")
+        return has_won

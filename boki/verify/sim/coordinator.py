@@ -71,7 +71,7 @@ class Coordinator:
         self.slow_us = 0
         """So much longer everything takes that is asked for: the ensemble's disks are slow."""
         self.uninformed: set[NodeId] = set()
-        """Nodes whose watches of the membership come later than this."""
+        """Names of processes that are not told of changes of the membership, until they are removed here."""
         self.on_placement: list[Callable[[], None]] = []
         """Called when closed shards are to be on other nodes than before."""
         self._is_cut = is_cut

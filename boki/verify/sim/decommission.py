@@ -32,6 +32,8 @@ _LOST_US: Final = 4_000_000
 """A node that has been silent for this long is presumed lost."""
 _TIMEOUT_US: Final = 60_000_000
 _SAVE_US: Final = 1_000_000
+_READER: Final = NodeId("engine-last")
+"""The only engine after the power failure."""
 
 
 class Decommission:
@@ -56,7 +58,11 @@ class Decommission:
         if not self._wait(self._is_repaired):
             return [Violation("liveness", f"not everything gets its replicas: {self._repair()}")]
         self._lose_disks(lost + drained)
-        return self._read_all("engine-last")
+        found = self._read_all(_READER)
+        assert {node.name for node in self._world.of(Role.ENGINE) if node.core is not None} <= {_READER}, (
+            "it reads alone"
+        )
+        return found
 
     def _wait(self, is_done: Callable[[], bool]) -> bool:
         ends_us = self._clock.now_us + _TIMEOUT_US
@@ -193,8 +199,11 @@ class Decommission:
         for node in lost:
             self._clock.note(f"{node.name} has lost its disk")
             node.wipe()
+        engines = world.of(Role.ENGINE)
+        for node in engines:
+            node.host.dismiss(node)  # else the other roles of its process would bring it back
         for node in world.nodes.values():
-            if node.role is not Role.ENGINE and all(node.host is not each.host for each in gone):
+            if node not in engines and all(node.host is not each.host for each in gone):
                 node.start()
 
 

@@ -21,7 +21,7 @@ _BACK_US: Final = 20_000
 """After this long what has ended by itself begins again."""
 _AGAIN_US: Final = 100_000
 _STOP_ORDER: Final = (Role.GATEWAY, Role.ENGINE, Role.CONTROLLER, Role.STORAGE, Role.SEQUENCER)
-"""As `boki.node.run.INCARNATIONS`: a role is gone before those that serve it."""
+"""As `boki.node.run._STOP_ORDER`: a role is gone before those that serve it."""
 
 
 class Played(Protocol):
@@ -100,6 +100,11 @@ class NodeHost:
         if self._stopping is None:
             for role in self.roles:
                 role.rise()
+
+    def dismiss(self, role: Played) -> None:
+        """Remove a role that is down; it never comes back."""
+        assert not role.is_up
+        self.roles.remove(role)
 
     def connect(self, role: Played, generation: int) -> None:
         """Bring a role to the coordinator as soon as that can be reached; it continues from there."""
@@ -230,7 +235,7 @@ class NodeHost:
 
     def _raise(self, role: Played) -> None:
         """The process may have died meanwhile: then all its roles come back together."""
-        is_there = len(self.roles) == 1 or any(each.is_up for each in self.roles)
+        is_there = self.roles == [role] or (role in self.roles and any(each.is_up for each in self.roles))
         if is_there and (self._stopping is None or role in self._stopping):
             role.rise()
 

@@ -37,8 +37,8 @@ class Mistake(Scenario):
             return
         self.is_going = True
         self._engine, other = rng.sample(engines, 2)
-        self._other = other.name
-        self._cluster.coordinator.uninformed.add(other.name)
+        self._other = other.host.name
+        self._cluster.coordinator.uninformed.add(self._other)
         self._clock.note(f"{other.name} is not to hear that {self._engine.name} comes back")
         self._engine.crash()
         self._engine.start()

@@ -232,7 +232,7 @@ class Node:
 
     def rest(self, why: str) -> None:
         """See `Played`."""
-        self.clock.note(f"{self.name} begins anew: {why}")
+        self.clock.note(f"{self.name} restarts: {why}")
         self.disk.flush()
         self._die()
 

@@ -438,7 +438,8 @@ class Simulation:
         gateways = [node for node in self.of(Role.GATEWAY) if isinstance(node, GatewayNode) and node.core is not None]
         if not self.flows.ids or not gateways:
             return []
-        strangers = StrangersAtTheDoor(gateways[self.options.seed % len(gateways)], self.flows.ids)
+        seed = self.options.seed
+        strangers = StrangersAtTheDoor(gateways[seed % len(gateways)], self.flows.ids, seed)
         if not self._wait(lambda: strangers.is_done):
             return [Violation("liveness", "a gateway does not answer strangers")]
         return [Violation(NOT_TOLD, text) for text in strangers.problems[:_SHOWN]]

@@ -28,24 +28,30 @@ _LONGEST_S: Final = 1.0
 """An answer may have no end, if it is given at all."""
 
 
+def strangers_of(seed: int) -> Iterator[str]:
+    """Authorization headers, one for each request; over the seeds, each request has each of them."""
+    first = seed % len(_STRANGERS)
+    return cycle(_STRANGERS[first:] + _STRANGERS[:first])
+
+
 class StrangersAtTheDoor:
     """A stranger at a gateway. `flows`: the id of each workflow, and of the logged call that it is."""
 
-    def __init__(self, node: GatewayNode, flows: Sequence[tuple[str, str]]) -> None:
+    def __init__(self, node: GatewayNode, flows: Sequence[tuple[str, str]], seed: int) -> None:
         self.problems: list[str] = []
         """What it was told, once `is_done`."""
         self._flows = flows
-        self._task = node.loop.create_task(self._ask_all(node))
+        self._task = node.loop.create_task(self._ask_all(node, seed))
 
     @property
     def is_done(self) -> bool:
         """Whether everything was asked."""
         return self._task.done()
 
-    async def _ask_all(self, node: GatewayNode) -> None:
+    async def _ask_all(self, node: GatewayNode, seed: int) -> None:
         gateway = Gateway(node.backend, GatewayConfig(token=_TOKEN), clock=node.now_us)
         connections = Connections(gateway._handle, timeouts=gateway.config.timeouts, max_count=2)  # noqa: SLF001
-        for (method, path), header in zip(self._requests(gateway), cycle(_STRANGERS)):
+        for (method, path), header in zip(self._requests(gateway), strangers_of(seed), strict=False):
             told = await _answer(connections, f"{method} {path}", header)
             if told != _REFUSED:
                 self.problems.append(f"{method} {path} at {node.name}, asked with {header!r}, was answered {told}")

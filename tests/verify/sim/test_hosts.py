@@ -10,11 +10,13 @@ import pytest
 
 from boki.config.up import UpConfig
 from boki.log.ids import NodeId
+from boki.log.membership import Role
 from boki.protocol.effects import DiskRoom
-from boki.protocol.messages import Ping
+from boki.protocol.messages import InstallMembership, Ping
 from boki.verify.sim.coordinator import NAME as ZOOKEEPER
 from boki.verify.sim.engines import EngineNode
 from boki.verify.sim.faults import Faults
+from boki.verify.sim.mistakes import Mistake
 from boki.verify.sim.nodes import Node
 from boki.verify.sim.options import Options, as_up, draw_options
 from boki.verify.sim.simulation import Simulation, simulate
@@ -131,7 +133,7 @@ def test_a_node_that_stops_ends_its_roles_in_the_order_of_production(world: Simu
     assert world.clock.run_until(
         world.clock.now_us + 20 * SECOND, lambda: not world.hosts[NodeId("node-2")].is_stopping
     )
-    ended = [line.split()[1] for line in lines if "begins anew: it was told to" in line]
+    ended = [line.split()[1] for line in lines if "restarts: it was told to" in line]
     assert ended == ["gateway-2", "engine-2", "controller-2", "storage-2", "sequencer-2"]
     assert world.clock.run_until(world.clock.now_us + 20 * SECOND, lambda: is_at_work(world))
     assert not any(member.is_leaving for _, member in world.coordinator.members.values())
@@ -182,6 +184,17 @@ def test_a_node_with_one_log_for_two_roles_is_taken_away(seed: int) -> None:
     assert outcome.seen["all that was not needed any more was taken away"]
 
 
+def test_in_the_end_a_new_engine_reads_alone() -> None:
+    """Three of five nodes stay, and start again without their engines: else these would help with what is missing."""
+    options = Options(seed=1, is_hosted=True, storage=5, engines=3, replicas=2, chaos_us=SECOND, has_decommission=True)
+    world = Simulation(options)
+    assert world.run().violations == []
+    up = {node.name for node in world.nodes.values() if node.role in (Role.ENGINE, Role.STORAGE) and node.is_up}
+    assert len(up) == 4
+    assert "engine-last" in up
+    assert not any(name.startswith("engine-") for name in up - {"engine-last"})
+
+
 def test_a_full_disk_ends_the_whole_node(world: Simulation) -> None:
     """A role that fails ends the process; all come back when there is space."""
     storage = world.nodes[NodeId("storage-3")]
@@ -191,3 +204,30 @@ def test_a_full_disk_ends_the_whole_node(world: Simulation) -> None:
     storage.disk.is_full = False
     assert world.clock.run_until(world.clock.now_us + 20 * SECOND, lambda: is_at_work(world))
     storage.deliver(storage.name, DiskRoom(True))
+
+
+def test_a_role_that_is_dismissed_does_not_come_back_with_the_others(world: Simulation) -> None:
+    """Nor by a restart of its own that was under way: at the end of some runs a new engine reads alone."""
+    engine, storage = world.nodes[NodeId("engine-1")], world.nodes[NodeId("storage-1")]
+    engine.restart("it was fenced")
+    engine.host.dismiss(engine)
+    storage.crash()
+    storage.start()
+    world.clock.run_until(world.clock.now_us + 5 * SECOND)
+    assert storage.has_come
+    assert not engine.is_up
+
+
+def test_an_engine_is_not_informed_whatever_its_process_is_called(world: Simulation) -> None:
+    """The scenario of an engine that is presumed lost names the process: in a node with several roles, no role's."""
+    mistake = Mistake(world, lambda _delay, _action, *_arguments: None)
+    mistake.strike(Random(1))
+    (uninformed,) = world.coordinator.uninformed
+    told = world.nodes[NodeId(f"engine-{uninformed[-1]}")]
+    numbers: list[int] = []
+    told.hear_news = lambda news: numbers.append(type(news) is InstallMembership)  # type: ignore[method-assign]
+    world.clock.run_until(world.clock.now_us + SECOND)
+    assert not any(numbers)
+    world.coordinator.uninformed.clear()
+    world.clock.run_until(world.clock.now_us + SECOND)
+    assert any(numbers)
