@@ -102,6 +102,11 @@ class Decommission:
         """The sequencers that go with these nodes."""
         return {role.name for node in nodes for role in self._world.process_of(node) if role.role is Role.SEQUENCER}
 
+    def _leaves_controller(self, gone: list[Node]) -> bool:
+        """Whether a controller remains: without one nothing is repaired."""
+        hosts = [node.host for node in gone]
+        return any(node.host not in hosts for node in self._world.of(Role.CONTROLLER))
+
     def _is_repaired(self) -> bool:
         repair = self._repair()
         counts = ["shards_moving", "shards_incomplete", "shards_lacking_replicas", "open_on_lost_nodes"]
@@ -118,7 +123,8 @@ class Decommission:
         if not victims or rng.random() < 0.5:
             return []
         lost = rng.choice(victims)
-        if len(self._world.of(Role.STORAGE)) <= self._world.options.replicas:
+        is_needed = len(self._world.of(Role.STORAGE)) <= self._world.options.replicas
+        if is_needed or not self._leaves_controller([lost]):
             self._add("spare")
         self._clock.note(f"{lost.name} is gone for good")
         self._take_away(lost)
@@ -134,6 +140,7 @@ class Decommission:
         going = self._sequencers_of(drained)
         staying = [node.name for node in world.of(Role.SEQUENCER) if node.name not in going | self._sequencers_of(gone)]
         lacking = max(0, replicas - (len(old) - len(drained)), (plan.sequencers - len(staying)) if going else 0)
+        lacking = max(lacking, 0 if self._leaves_controller([*gone, *drained]) else 1)
         for number in range(lacking):
             staying += [role.name for role in self._add(f"new-{number + 1}") if role.role is Role.SEQUENCER]
         self._clock.note(f"to be drained, for others: {_names(drained)}")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from boki.config.up import UpConfig
 from boki.log.ids import NodeId
@@ -193,6 +194,22 @@ def test_in_the_end_a_new_engine_reads_alone() -> None:
     assert len(up) == 4
     assert "engine-last" in up
     assert not any(name.startswith("engine-") for name in up - {"engine-last"})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        Options(seed=8, storage=3, replicas=1, write_quorum=1, sequencers=1, spare_sequencers=4),
+        Options(seed=5, storage=4, replicas=3, spare_sequencers=0, shares_log=True, runs_ahead=False),
+    ],
+    ids=["drained", "lost"],
+)
+def test_the_node_of_the_only_controller_is_replaced(options: Options) -> None:
+    """Though there are storage nodes and sequencers enough without it: without a controller nothing is repaired."""
+    rest = {"is_hosted": True, "engines": 3, "controllers": 1, "chaos_us": SECOND, "has_decommission": True}
+    world = Simulation(replace(options, **rest))
+    assert world.run().violations == []
+    assert not world.nodes[NodeId("controller-1")].is_up
 
 
 def test_a_full_disk_ends_the_whole_node(world: Simulation) -> None:
