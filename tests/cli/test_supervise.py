@@ -83,6 +83,7 @@ def test_a_closed_terminal_begins_a_stop_and_is_no_second_signal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who presses Ctrl-C and then closes the window does not ask for calls to be cut off."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
 
     async def play(fake: Fake) -> None:
         await send(fake, signal.SIGHUP)
@@ -91,7 +92,10 @@ def test_a_closed_terminal_begins_a_stop_and_is_no_second_signal(
         await send(fake, signal.SIGUSR1)
         asyncio.get_running_loop().remove_signal_handler(signal.SIGUSR1)
 
-    assert listening(play, monkeypatch, tmp_path) == ["draining", "heard"]
+    try:
+        assert listening(play, monkeypatch, tmp_path) == ["draining", "heard"]
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_nohup_is_respected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

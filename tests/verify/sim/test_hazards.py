@@ -483,8 +483,8 @@ def test_h29_two_controllers_change_terms_at_once() -> None:
         first, second = world.of(Role.CONTROLLER)
 
         def begin() -> None:
-            first._on_leadership(True)
-            second._on_leadership(True)
+            first.hear_leadership(True)
+            second.hear_leadership(True)
             # for the second one a backup is lost, so it wants another instead
             cut(world, names(backups(world)[:1]), [str(second.name)], 1)
             later(world, 0.7, primary(world).crash)
