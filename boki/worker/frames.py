@@ -200,6 +200,8 @@ class Accepted(Frame, frozen=True, tag=25):
     invocation: str
     failure: Failure | None = None
     result: Payload | None = None
+    has_taken_try: bool = False
+    """The engine has taken the worker's own try of the call (`InvokeLater.tried`)."""
 
 
 class CallTold(Frame, frozen=True, tag=27):

@@ -323,6 +323,8 @@ class AsyncWorker(asyncio.Protocol):
 
     def _end(self, ticket: int, running: Running, outcome: Outcome) -> None:
         del self._running[ticket]
+        if running.order == _UNASKED:
+            self.tries.ended()
         if running.speaker.unfinished:
             self.console.finish(running.speaker)
         self._write(self._ending.encoded(ticket, running.call.function, outcome))
@@ -352,16 +354,22 @@ class AsyncWorker(asyncio.Protocol):
             return False
         request_id = self.next_id()
         frame = encode_frame(LogRequest(request_id, positions, int(timeout_s * 1_000_000), operation))
-        if len(frame) > self._max_frame_bytes:
+        if not self.can_send(frame):
             return False
         self._told[request_id] = told
         self._write(frame)
         return True
 
-    @property
-    def is_full(self) -> bool:
-        """Whether what is asked now waits for the engine to read."""
-        return self._drained is not None
+    def ticket_of_try(self, caller: int, request_id: int, call: Call) -> int:
+        """The ticket under which to try a call that the call `caller` asks to be logged now; 0: it is not tried."""
+        running = self._running.get(caller)
+        if running is None or self._drained is not None:  # what is asked now waits for the engine to read
+            return 0
+        return self.tries.ticket_for(running.call, request_id, call)
+
+    def can_send(self, frame: bytes) -> bool:
+        """Whether the request is not too large for the engine."""
+        return len(frame) <= self._max_frame_bytes
 
     def next_id(self) -> int:
         """A number for one request."""
@@ -374,7 +382,7 @@ class AsyncWorker(asyncio.Protocol):
 
     async def ask(self, request_id: int, frame: bytes, kind: type[R]) -> R:
         """Send the request and wait for its answer; `TooLarge` if no frame holds it."""
-        if len(frame) > self._max_frame_bytes:
+        if not self.can_send(frame):
             raise TooLarge(
                 f"a request of {len(frame):,} bytes is more than limits.request_bytes ({self._limits.request_bytes:,})",
                 limit=self._limits.request_bytes,
@@ -420,15 +428,13 @@ class _Calls:
         """See `boki.api.port.BeginCall`."""
         worker = self._worker
         request_id = worker.next_id()
-        tried = 0 if delay_s or key is not None or worker.is_full else worker.tries.begin(request_id, call)
+        tried = 0 if delay_s or key is not None else worker.ticket_of_try(self._ticket, request_id, call)
         frame = encode_frame(InvokeLater(request_id, self._ticket, call, delay_s, key, tried))
-        has_helped = False
-        try:
-            accepted = await worker.ask(request_id, frame, Accepted)
-            has_helped = accepted.result is not None
-        finally:
-            if tried:
-                worker.tries.ended(call.function, has_helped=has_helped)
+        if tried and worker.can_send(frame):
+            worker.tries.begin(tried, call)
+        accepted = await worker.ask(request_id, frame, Accepted)
+        if tried:
+            worker.tries.answered(call.function, accepted)
         if accepted.failure is not None:
             raise accepted.failure.error()
         return Begun(accepted.invocation, accepted.result)

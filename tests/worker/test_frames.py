@@ -55,6 +55,7 @@ TO_WORKER: list[Frame | LogReply] = [
     LogReply(2, {}, Done()),
     ChildEnded(4, Outcome(None, None)),
     Accepted(5, "0" * 32),
+    Accepted(5, "0" * 32, None, Payload("json", b"3"), True),
 ]
 
 

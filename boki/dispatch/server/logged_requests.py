@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from boki.dispatch.server.own_tries import OwnTry
 from boki.dispatch.server.worker_link import WorkerLink
 from boki.errors import BokiError
 from boki.log.operations import Failure
@@ -26,11 +27,12 @@ class LoggedRequests:
         self._later = later
         self._ask = ask
 
-    async def accept(self, link: WorkerLink, frame: InvokeLater, call: Call) -> None:
-        """Log the call of that frame, as it is to be logged."""
+    async def accept(self, link: WorkerLink, frame: InvokeLater, call: Call, tried: OwnTry | None) -> None:
+        """Log the call of that frame, as it is to be logged. `tried`: the worker's own try of it."""
         try:
             begun = await self._later(call, frame.delay_s, frame.key)
-            answer = Accepted(frame.id, begun.id, None, begun.result)
+            has_taken_try = tried is not None and tried.is_taken
+            answer = Accepted(frame.id, begun.id, None, begun.result, has_taken_try)
         except BokiError as error:
             answer = Accepted(frame.id, "", Failure.of(error))
         link.send(answer)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 from boki.dispatch.server.modules import Refreshed
@@ -22,6 +24,16 @@ def tell_of(refreshed: Refreshed, folder: Path) -> None:
             shown(str(folder / file)),
             shown(str(folder)),
         )
+
+
+def tell_changes(before: Sequence[ModuleInfo], after: Sequence[ModuleInfo], described: AbstractSet[str]) -> None:
+    """What has become of the modules that there were; those of these names were described again."""
+    old = {module.module: module for module in before}
+    for name in old.keys() - {module.module for module in after}:
+        _log.info("module %r is gone, with its functions", name)
+    for module in after:
+        if module.module in described or module != old.get(module.module):
+            announce(module)
 
 
 def announce(module: ModuleInfo) -> None:

@@ -36,10 +36,10 @@ from boki.dispatch.orders import (
 from boki.dispatch.server.describing import Description
 from boki.dispatch.server.logged_requests import Ask, Later, LoggedRequests
 from boki.dispatch.server.machine import affordable_workers, resident_bytes
-from boki.dispatch.server.module_news import announce, tell_of
+from boki.dispatch.server.module_news import tell_changes, tell_of
 from boki.dispatch.server.modules import Modules
 from boki.dispatch.server.origins import Origin
-from boki.dispatch.server.own_tries import OwnTries, OwnTry
+from boki.dispatch.server.own_tries import OwnTries, OwnTry, is_sound
 from boki.dispatch.server.processes import Processes
 from boki.dispatch.server.streams import Streams
 from boki.dispatch.server.worker_link import LogDoor, WorkerLink
@@ -67,7 +67,6 @@ from boki.worker.frames import (
     Said,
     Start,
     Streamed,
-    is_try_of,
 )
 
 __all__ = ["Ask", "ConsoleLine", "FunctionHost", "Later", "LogDoor"]
@@ -256,15 +255,25 @@ class FunctionHost:
         self._perform(self._dispatch.submit(ticket, call, now_us(), until_gone=until_gone))
         return ticket
 
-    def _follow_try(self, worker: int, ticket: int, call: Call, write: asyncio.Task[None]) -> None:
+    def _log_later(self, link: WorkerLink, frame: InvokeLater) -> None:
+        info = self._functions.get(frame.call.function)
+        call = frame.call if info is None else info.to_be_logged(frame.call)
+        begun = self._follow_try(link.number, frame.tried, call) if frame.tried else None
+        write = self._spawn(self._logged.accept(link, frame, call, begun), link)
+        if begun is not None:
+            write.add_done_callback(lambda _: self._own_tries.drop(begun, self.cancel_call))
+
+    def _follow_try(self, worker: int, ticket: int, call: Call) -> OwnTry:
         """The worker tries a call by itself that it asks to be logged. That is cancelled if it is not wanted here."""
         begun = OwnTry(ticket, msgspec.structs.replace(call, is_tried=True), self.functions_number)
         watch = self._watch_calls
         self._done[ticket] = begun.end if watch is None else watch.watched(ticket, begun.call, begun.end)
         self._perform(self._dispatch.submit(ticket, begun.call, now_us(), until_gone=True, there=worker))
-        if not begun.is_over:
+        if begun.is_over:  # dispatch has refused it, and watches over it no longer
+            self._send(worker, Cancel(ticket))
+        else:
             self._own_tries.keep(begun)
-            write.add_done_callback(lambda _: self._own_tries.drop(begun, self.cancel_call))
+        return begun
 
     def cancel_call(self, ticket: int, gone: Callable[[Outcome], None] | None = None) -> None:
         """Cancel the call's function; its `done` is not called. `gone` is, once a call `until_gone` is over."""
@@ -387,14 +396,10 @@ class FunctionHost:
                 self._perform(dispatch.child_called(worker, parent, request, ticket, call, now_us()))
             case Streamed():
                 self.streams.deliver(worker, frame)
-            case InvokeLater(tried=tried) if tried and (tried in self._done or not is_try_of(worker, tried)):
+            case InvokeLater(tried=tried) if tried and not is_sound(link, frame):
                 self.misbehaved(link, f"tried a call under the ticket {tried}")
-            case InvokeLater(tried=tried):
-                info = self._functions.get(frame.call.function)
-                call = frame.call if info is None else info.to_be_logged(frame.call)
-                write = self._spawn(self._logged.accept(link, frame, call), link)
-                if tried:
-                    self._follow_try(worker, tried, call, write)
+            case InvokeLater():
+                self._log_later(link, frame)
             case AskCall():
                 self._spawn(self._logged.tell(frame, partial(self._send, worker)), link if frame.change else None)
             case Abandon(request, parent):
@@ -480,7 +485,7 @@ class FunctionHost:
         trouble = ""
         while True:
             await asyncio.sleep(_POLL_S)
-            before = {module.module: module for module in self.modules}
+            before = self.modules
             try:
                 described = await self._refresh(modules, _TIMEOUT_S)
             except BokiError as error:
@@ -489,9 +494,4 @@ class FunctionHost:
                 trouble = error.message
                 continue
             trouble = ""
-            after = {module.module: module for module in self.modules}
-            for name in before.keys() - after.keys():
-                _log.info("module %r is gone, with its functions", name)
-            for name, module in after.items():
-                if name in described or module != before.get(name):
-                    announce(module)
+            tell_changes(before, self.modules, described)

@@ -100,6 +100,8 @@ class WorkerLink(asyncio.Protocol):
         self.ending = ""
         """How the process ended; empty while it lives."""
         self.is_closed = False
+        self.newest_try = 0
+        """The ticket of the last call that it has tried by itself."""
         self._keeper = keeper
         self._limits = limits
         self._log = log
