@@ -1,6 +1,6 @@
 """`boki bench flow-state`: workflows on keyed state, Halfmoon's grid of 10 operations of 256 B over 10,000 keys.
 
-A row for each ratio of reads, and one for 10 reads and 1 write, with one caller and with 64. Then a row for each
+All objects are made first. A row for each ratio of reads, and one for 10 reads and 1 write, with one caller and with 64. Then a row for each
 failure rate, as in Halfmoon's recovery: that share of the workflows loses its run once, and is done by a second one.
 """
 
@@ -24,6 +24,8 @@ FAILURES: Final = (0.1, 0.2, 0.3, 0.4)
 def flow_state(options: Options, step: Step) -> Iterator[Row]:
     """Each mix for each number of callers."""
     with target(options) as system:
+        step(f"making {KEYS:,} objects")
+        system.run("fill_state", None, int)
         for callers in options.inflight or CALLERS:
             for reads, writes in MIXES:
                 load = StateLoad(reads, writes, callers, options.duration_s)

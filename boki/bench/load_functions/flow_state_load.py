@@ -11,11 +11,13 @@ from boki.bench.rounds import closed_loop
 from boki.bench.rows import Round
 from boki.libs.bokiflow import flow, workflow
 from boki.libs.bokiflow.hooks import Hooks, installed
+from boki.libs.bokistore import Store
 
 BOOK = "bench-flow-state"
 KEYS = 10_000
 _VALUE = "v" * 254
 """256 bytes as JSON."""
+_FILLED_AT_ONCE = 250
 
 
 class StateLoad(msgspec.Struct, frozen=True):
@@ -77,6 +79,17 @@ async def operate(todo: Operations) -> int:
         else:
             await flow.store.write(f"k{key}", _VALUE)
     return found
+
+
+@function(book=BOOK, timeout_s=600)
+async def fill_state(ctx: Context, _: None) -> int:
+    """Give every object of the grid a value, so that each read finds one: how many there are."""
+    store = Store(ctx)
+    for start in range(0, KEYS, _FILLED_AT_ONCE):
+        async with store.transaction() as txn:
+            for key in range(start, min(start + _FILLED_AT_ONCE, KEYS)):
+                await txn.object(f"k{key}").set("", _VALUE)
+    return KEYS
 
 
 @function(book=BOOK, timeout_s=600)
