@@ -1,7 +1,8 @@
 """`boki bench flow-state`: workflows on keyed state, Halfmoon's grid of 10 operations of 256 B over 10,000 keys.
 
-All objects are made first. A row for each ratio of reads, and one for 10 reads and 1 write, with one caller and with 64. Then a row for each
-failure rate, as in Halfmoon's recovery: that share of the workflows loses its run once, and is done by a second one.
+All objects are made first. A row for each ratio of reads, and one for 10 reads and 1 write, with one caller and with
+64. Then a row for each failure rate, as in Halfmoon's recovery: that share of the workflows loses its run once, and is
+done by a second one.
 """
 
 from __future__ import annotations

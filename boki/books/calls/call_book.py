@@ -413,7 +413,8 @@ class CallBook:
         """The last record of a call that somebody asks for by its id; None if there is no such call.
 
         As it is now: another engine may just have told the asker its id, its end, or that it was run again. If the log
-        does not tell that within `patience_s`, as this engine has it; None: then it is an error.
+        does not tell that within `patience_s`, as this engine has it, if it has the call: that there is none is for the
+        log to say (seed 960432). None: it is waited for.
         """
         try:
             async with asyncio.timeout(patience_s):
@@ -421,7 +422,7 @@ class CallBook:
         except (TimeoutError, DeadlineExceeded, Unavailable):
             if patience_s is None:
                 raise
-            return await self.last(invocation_id)
+            return await self.last(invocation_id) or await self.last(invocation_id, fresh=True)
 
     async def last(self, invocation_id: str, *, fresh: bool = False) -> tuple[CallEntry, Record] | None:
         """The call's last record, as this engine has it or as it is now; None if there is none."""

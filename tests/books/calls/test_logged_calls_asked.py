@@ -133,8 +133,9 @@ def test_what_is_known_of_a_call_is_told_without_a_majority(wait_s: float, longe
         began_us = now_us()
         assert (await calls.state(a_call(1).id, wait_s)).state == "accepted"
         assert now_us() - began_us <= longest_s * 1e6
-        with pytest.raises(DeadlineExceeded):
-            await calls.cancel(a_call(1).id)
+        for asked in (calls.cancel(a_call(1).id), calls.state("0" * 32, wait_s)):  # another engine may know that one
+            with pytest.raises(DeadlineExceeded):
+                await asked
         port.is_undecided = False
         await calls.stop()
 
