@@ -84,7 +84,7 @@ from boki.retry import LOSSES_ONLY, Retry
 from boki.testing.memory_calls import (
     LaterCall,
     LaterRequest,
-    later_function,
+    later_call,
     no_such_function,
     stands_for,
     start_tags,
@@ -318,8 +318,7 @@ class _Calls:
         """See `boki.api.port.CallPort`."""
         clock = self.port.clock
         clock.note_activity()
-        known = later_function(self._functions.get(call.function), call.function, delay_s)
-        call = msgspec.structs.replace(call, book=known.info.book_of(call))
+        call = later_call(self._functions.get(call.function), call, delay_s, self.port.limits)
         request = (call.function, call.book, call.payload, delay_s)
         if key is not None:
             earlier = self._keys.get(key)
@@ -361,8 +360,9 @@ class _Calls:
             logged.status = "retrying"
             clock.call_at(logged.next_us, lambda: self._start(self._run_later(logged)) if not logged.is_over else None)
             return
-        if failure is not None:
-            _logger.error("later call %s of %s: %s", call.id, call.function, failure.message)
+        outcome = logged.fitted(outcome, self.port.limits)
+        if outcome.failure is not None:
+            _logger.error("later call %s of %s: %s", call.id, call.function, outcome.failure.message)
         logged.end(outcome, clock.now_us)
         self._report(logged)
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from hashlib import sha256
 
 import msgspec
 
 from boki.api.function import Function
 from boki.api.streaming import no_stream
+from boki.books.calls.ledger import CODEC, JUST_BEFORE, Accepted
+from boki.books.calls.lives import ended, fitting
+from boki.books.calls.runs import Runs
 from boki.errors import AlreadyExists, KeyReused, NoSuchFunction, WrongState
+from boki.log.checks import check_data
+from boki.log.limits import Limits
 from boki.protocol.calls import (
     OVER,
     PINNED,
@@ -35,14 +41,17 @@ def no_such_function(name: str) -> NoSuchFunction:
     return NoSuchFunction(f"no function {name!r}: give it to boki.testing.context(functions=[...])")
 
 
-def later_function(known: Function | None, name: str, delay_s: float) -> Function:
-    """The function of a later call, if an engine would accept the call."""
+def later_call(known: Function | None, call: Call, delay_s: float, limits: Limits) -> Call:
+    """The call as an engine would accept it, in the book of its function; what it refuses is raised."""
     if known is None:
-        raise no_such_function(name)
+        raise no_such_function(call.function)
     if known.info.streams:
-        raise no_stream(name)
+        raise no_stream(call.function)
     check_delay(delay_s)
-    return known
+    call = msgspec.structs.replace(call, book=known.info.book_of(call))
+    accepted = Accepted(call, sha256(call.payload.data).digest(), round(delay_s * 1e6))
+    check_data(CODEC.encode(accepted), limits.record_bytes)
+    return call
 
 
 def with_copied_payload(call: Call, logged: Mapping[str, LaterCall]) -> Call:
@@ -104,6 +113,13 @@ class LaterCall:
     def suspend(self, suspension: Suspension) -> None:
         """A run has ended, and the next one waits for this; attempts are counted again."""
         self.attempts, self.next_us, self.suspension, self.status = 0, suspension.wake_us, suspension, "suspended"
+
+    def fitted(self, outcome: Outcome, limits: Limits) -> Outcome:
+        """The outcome as an engine would record it: one that no record holds is a failure."""
+        outcome = msgspec.structs.replace(outcome, appends=())
+        runs = Runs(self.run, self.started_us, self.last_started_us)
+        record = ended(self.call, outcome, self.accepted_us, self.due_us, runs, JUST_BEFORE)
+        return fitting(record, limits.record_bytes).outcome
 
     def end(self, outcome: Outcome, now_us: int, status: CallStatus | None = None) -> None:
         """It is over."""

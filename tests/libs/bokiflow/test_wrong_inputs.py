@@ -45,6 +45,26 @@ async def huge_step() -> int:
 
 
 @workflow
+async def huge_result() -> str:
+    return "x" * 2_000_000
+
+
+@workflow
+async def length(text: str) -> int:
+    return len(text)
+
+
+@workflow
+async def calls_nobody() -> None:
+    await flow.call("nosuch")
+
+
+@workflow
+async def starts_nobody() -> None:
+    await flow.start("nosuch", id="child")
+
+
+@workflow
 async def nested() -> int:
     return await count(1)  # type: ignore[no-any-return]
 
@@ -74,6 +94,22 @@ WRONG: dict[str, tuple[Wrong, str, str]] = {
     "nothing of that id": (lambda ctx: count.handle(ctx, "none").status(), "no_such_workflow", "start it"),
     "a signal to one that has ended": (_signal_after_the_end, "workflow_ended", "has ended .*nothing was sent"),
     "a result that no record holds": (lambda ctx: _result(ctx, huge_step), "function_failed", "append it to a LogBook"),
+    "a workflow's result over the limit": (
+        lambda ctx: _result(ctx, huge_result),
+        "too_large",
+        r"the function ran, but its result has 2,000,000 bytes.*1,048,576: append it to a LogBook",
+    ),
+    "a payload over the limit": (lambda ctx: length.start(ctx, "x" * 2_000_000), "too_large", "at most 1,048,576 by"),
+    "an unknown workflow that is called": (
+        lambda ctx: _result(ctx, calls_nobody),
+        "function_failed",
+        r"NoSuchFunction: no function 'nosuch': give it to boki\.testing\.context",
+    ),
+    "an unknown workflow that is started": (
+        lambda ctx: _result(ctx, starts_nobody),
+        "function_failed",
+        r"NoSuchFunction: no function 'nosuch': give it to boki\.testing\.context",
+    ),
     "a result that cannot be encoded": (
         lambda ctx: _result(ctx, bad_result),
         "function_failed",

@@ -1,4 +1,6 @@
-"""What `invoke_later` refuses, told by a function: in a test's context, and in a worker of a running system."""
+"""What `invoke_later` refuses, and what no record of a call holds, told by a function: in a test's context, and in a
+worker of a running system.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,12 @@ YEAR_S = 365 * 24 * 3600.0
 REFUSED: list[tuple[str, float]] = [("remnid", 0), ("remnid", 2 * YEAR_S), ("counts", 0), ("remind", YEAR_S + 1)]
 """Names and delays that no call can be logged with."""
 CODES = ["no_such_function", "no_such_function", "invalid_argument", "invalid_argument"]
+SIZES = (2_000_000, 1_048_500, 1_048_000)
+"""Around what a record may have, 1,048,576 bytes with the envelope: no call has the first two as payload or result."""
+HUGE = [
+    *("remind too_large not_applied", "grow too_large failed") * 2,
+    *("remind 1048000", "grow 1048000"),
+]
 
 
 @function
@@ -23,6 +31,26 @@ async def remind(ctx: Context, what: str) -> str:
 async def counts(ctx: Context, what: str) -> AsyncIterator[str]:
     """Streams, which no logged call can."""
     yield what
+
+
+@function
+async def grow(ctx: Context, size: int) -> str:
+    """A result of that size."""
+    return "x" * size
+
+
+@function
+async def try_huge(ctx: Context) -> list[str]:
+    """The outcome of payloads and results around the limit of a record; a refused call takes no key."""
+    told = []
+    for size in SIZES:
+        for name, payload, key in (("remind", "x" * size, "huge"), ("grow", size, None)):
+            try:
+                call = await ctx.invoke_later(name, payload, key=key)
+                told.append(f"{name} {len(await ctx.result_of(call, wait_s=10))}")
+            except BokiError as error:
+                told.append(f"{name} {error.code} {error.outcome}")
+    return told
 
 
 @function
@@ -49,4 +77,4 @@ def try_later_blocking(ctx: blocking.Context) -> list[str]:
     return [*codes, ctx.result_of(ctx.invoke_later("remind", "tea", key=ctx.logbook.name), wait_s=10)]
 
 
-FUNCTIONS: list[Any] = [remind, counts]
+FUNCTIONS: list[Any] = [remind, counts, grow]
