@@ -16,14 +16,14 @@ from functools import partial
 from typing import Any, Final
 
 from boki.bench.flow_apps import apps
-from boki.bench.flow_peers import FLOW_PEERS
+from boki.bench.flow_peers import FLOW_PEERS, FLOW_PEERS_IF_INSTALLED
 from boki.bench.flow_sleepers import engine_bytes, fall_asleep, lateness
 from boki.bench.http_load import Post, generator_name, post_load
 from boki.bench.load_functions.flow_load import STEPS, FlowLoad, Many
 from boki.bench.load_functions.load import Load
 from boki.bench.rows import Round, Row, measured, median, rate
 from boki.bench.system import Options, Target, target
-from boki.bench.turns import Run, Step, in_turns, ratio, row_of, wanted_peers
+from boki.bench.turns import Run, Step, in_turns, left_out, ratio, row_of, wanted_peers
 from boki.client import BlockingClient
 from boki.launch.child import Child
 from boki.protocol.calls import MAX_CALLS_PAGE
@@ -40,7 +40,8 @@ def flow(options: Options, step: Step) -> Iterator[Row]:
     if options.with_apps:
         yield from apps(options, step)
         return
-    peers = wanted_peers(options, FLOW_PEERS)
+    peers = wanted_peers(options, FLOW_PEERS, FLOW_PEERS_IF_INSTALLED)
+    yield from left_out(options, "flow-steps", FLOW_PEERS_IF_INSTALLED)
     with contextlib.ExitStack() as stack:
         system = stack.enter_context(target(options))
         others = {peer.name: stack.enter_context(peer.running(options.folder)) for peer in peers}

@@ -2,7 +2,8 @@
 
 Each runs on this machine, on loopback, over the same disk, and syncs every step before the next one begins: Restate is
 one server and one service process (Python SDK, hypercorn), called over HTTP by this process; DBOS is a library over
-SQLite, so that the load runs in its process. The workflow is the same everywhere: n steps, one after the other.
+SQLite or PostgreSQL, so that the load runs in its process. The workflow is the same everywhere: n steps, one after the
+other.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from itertools import count
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final, Protocol
@@ -25,6 +28,7 @@ from typing import Any, Final, Protocol
 import aiohttp
 
 from boki import Unavailable
+from boki.bench import postgres
 from boki.bench.http_load import Post, post_load
 from boki.bench.rows import Round, measured
 from boki.launch.zookeeper.server import free_ports
@@ -88,7 +92,7 @@ class Restate:
 
 
 class Dbos:
-    """DBOS over SQLite."""
+    """DBOS over SQLite. Each round has a process and a database of its own."""
 
     name = "DBOS (SQLite)"
 
@@ -98,21 +102,45 @@ class Dbos:
 
     @contextmanager
     def running(self, scratch: Path) -> Iterator[Measure]:
-        """See `FlowPeer`. Each round has a process and a database of its own."""
+        """See `FlowPeer`."""
+        with (
+            tempfile.TemporaryDirectory(prefix="boki-peer-", dir=scratch) as folder,
+            self.databases(Path(folder)) as urls,
+        ):
+            yield partial(_dbos_round, urls)
 
-        def measure(callers: int, duration_s: float, steps: int) -> Round:
-            with tempfile.TemporaryDirectory(prefix="boki-peer-", dir=scratch) as folder:
-                arguments = [folder, str(callers), str(duration_s), str(steps)]
-                command = [sys.executable, str(_PROGRAMS / "dbos_steps.py"), *arguments]
-                limit_s = duration_s + 2 * _START_S
-                found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=limit_s)
-            latencies_s: list[float] = json.loads(found.stdout.strip().splitlines()[-1])
-            return measured(latencies_s, 0, max(duration_s, sum(latencies_s) / callers))
+    @contextmanager
+    def databases(self, folder: Path) -> Iterator[Iterator[str]]:
+        """The URLs of new databases below `folder`."""
+        yield (f"sqlite:///{folder}/round-{number}.sqlite" for number in count())
 
-        yield measure
+
+class DbosPostgres(Dbos):
+    """DBOS over a PostgreSQL server of its own."""
+
+    name = "DBOS (PostgreSQL)"
+
+    def lacks(self) -> str:
+        """See `FlowPeer`."""
+        return super().lacks() or ("" if postgres.programs() else "apt-get install postgresql")
+
+    @contextmanager
+    def databases(self, folder: Path) -> Iterator[Iterator[str]]:
+        """The URLs of new databases of one server, whose data is below `folder`."""
+        with postgres.running(folder) as url:
+            yield (url.format(name=f"round_{number}") for number in count())
 
 
 FLOW_PEERS: Final[tuple[FlowPeer, ...]] = (Restate(), Dbos())
+FLOW_PEERS_IF_INSTALLED: Final[tuple[FlowPeer, ...]] = (DbosPostgres(),)
+
+
+def _dbos_round(urls: Iterator[str], callers: int, duration_s: float, steps: int) -> Round:
+    arguments = [next(urls), str(callers), str(duration_s), str(steps)]
+    command = [sys.executable, str(_PROGRAMS / "dbos_steps.py"), *arguments]
+    found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=duration_s + 2 * _START_S)
+    latencies_s: list[float] = json.loads(found.stdout.strip().splitlines()[-1])
+    return measured(latencies_s, 0, max(duration_s, sum(latencies_s) / callers))
 
 
 def _restate_server() -> Path | None:

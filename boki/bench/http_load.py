@@ -99,7 +99,8 @@ def parse_wrk(output: str) -> Round:
     if match is None:
         raise BokiError(f"wrk did not measure anything: {output.strip()}")
     requests, errors, elapsed_s, p50_ms, p99_ms = (float(group) for group in match.groups())
-    return Round(int(requests - errors), int(errors), elapsed_s, p50_ms, p99_ms)
+    quantiles = (p50_ms, p99_ms) if requests else (None, None)  # wrk says 0 of no request
+    return Round(int(requests - errors), int(errors), elapsed_s, *quantiles)
 
 
 async def _own(posts: Sequence[Post], callers: int, duration_s: float, token: str) -> Round:

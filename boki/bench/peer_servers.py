@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import importlib.util
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,13 +17,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import ClassVar, Final, Literal, Protocol
+from typing import Any, ClassVar, Final, Literal, Protocol
 
 from boki import Unavailable
 from boki.launch.zookeeper.server import free_ports
 
 HOST: Final = "127.0.0.1"
 _START_S: Final = 20.0
+_STOP_S: Final = 20.0
 _POLL_S: Final = 0.05
 _MOST_CLIENTS: Final = 1_000
 
@@ -144,21 +146,31 @@ def running(server: Server, scratch: Path) -> Iterator[Started]:
         ports = free_ports(server.replicas * server.ports_each)
         listening = ports[:: server.ports_each]
         commands = server.commands(program, Path(folder), ports)
-        processes = [stack.enter_context(_process(command, Path(folder))) for command in commands]
-        for process, port in zip(processes, listening, strict=True):
-            asyncio.run(_answers(server.program, port, process))
+        processes = [stack.enter_context(process(command, Path(folder))) for command in commands]
+        for started, port in zip(processes, listening, strict=True):
+            asyncio.run(_answers(server.program, port, started))
         yield Started(version, tuple(listening))
 
 
 @contextlib.contextmanager
-def _process(command: list[str], folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+def process(
+    command: list[str], folder: Path, stop: signal.Signals = signal.SIGKILL, **options: Any
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that writes to the file `output` in the folder, with these options of `Popen`. The signal `stop` ends
+    it, and SIGKILL if that does not.
+    """
     with (folder / "output").open("ab") as output:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+        to_file: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
+        started = subprocess.Popen(command, **to_file, **options)
     try:
-        yield process
+        yield started
     finally:
-        process.kill()
-        process.wait()
+        started.send_signal(stop)
+        try:
+            started.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            started.kill()
+            started.wait()
 
 
 async def _answers(program: str, port: int, process: subprocess.Popen[bytes]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from boki.bench.rows import Round, Row, median, summary
@@ -40,13 +40,23 @@ def in_turns(options: Options, step: Step, what: str, runs: Mapping[str, Run]) -
     return rounds
 
 
-def wanted_peers(options: Options, peers: Sequence[P]) -> list[P]:
-    """The peers that are measured in turns: all or none. `ConfigError` names those that are not installed."""
+def wanted_peers(options: Options, peers: Sequence[P], if_installed: Sequence[P] = ()) -> list[P]:
+    """The peers that are measured in turns: none, or all of `peers` and those of `if_installed` that are.
+
+    `ConfigError` names those of `peers` that are not installed.
+    """
     if not options.with_peers:
         return []
     if lacking := [f"{peer.name}: {lacks}" for peer in peers if (lacks := peer.lacks())]:
         raise ConfigError(f"--peers needs {'; '.join(lacking)}")
-    return list(peers)
+    return [*peers, *(peer for peer in if_installed if not peer.lacks())]
+
+
+def left_out(options: Options, bench: str, if_installed: Sequence[P]) -> Iterator[Row]:
+    """A row without figures for each of them that is wanted and is not installed, with what installs it."""
+    for peer in if_installed if options.with_peers else ():
+        if needs := peer.lacks():
+            yield row_of(options, bench, 0, None, {"left_out": f"needs {needs}"}, system=peer.name)
 
 
 def ratio(ours: list[Round], others: list[Round], figure: Callable[[Round], float]) -> float | None:

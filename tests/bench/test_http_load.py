@@ -107,6 +107,11 @@ def test_the_closing_line_of_wrk_is_read() -> None:
     assert http_load.parse_wrk(output) == Round(1000, 200, 2.0, 0.25, 1.5)
 
 
+def test_a_round_of_wrk_without_an_answer_has_no_latency() -> None:
+    """On a busy machine none of 64 callers may have one within a second: that is no latency of zero."""
+    assert http_load.parse_wrk("BOKI 0 0 1.100000 0.000000 0.000000") == Round(0, 0, 1.1, None, None)
+
+
 def test_a_wrk_that_measured_nothing_is_an_error() -> None:
     """Its own message is shown."""
     with pytest.raises(BokiError, match="unable to connect"):

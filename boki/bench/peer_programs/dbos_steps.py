@@ -1,7 +1,8 @@
-"""DBOS workflows of n steps over SQLite, and the load on them, because DBOS is a library in its caller's process.
+"""DBOS workflows of n steps over a database, and the load on them, because DBOS is a library in its caller's process.
 
-`python dbos_steps.py FOLDER CALLERS DURATION_S STEPS` prints the latencies in seconds as a JSON array. SQLite is used
-as DBOS opens it: a rollback journal, synced at each commit.
+`python dbos_steps.py DATABASE_URL CALLERS DURATION_S STEPS` prints the latencies in seconds as a JSON array. SQLite is
+used as DBOS opens it: a rollback journal, synced at each commit. In PostgreSQL DBOS makes the database, and has its
+default of 20 connections.
 """
 
 from __future__ import annotations
@@ -14,14 +15,8 @@ import time
 
 from dbos import DBOS
 
-folder, callers, duration_s, step_count = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
-DBOS(
-    config={
-        "name": "steps",
-        "system_database_url": f"sqlite:///{folder}/dbos.sqlite",
-        "log_level": "ERROR",
-    }
-)
+url, callers, duration_s, step_count = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
+DBOS(config={"name": "steps", "system_database_url": url, "log_level": "ERROR"})
 
 
 @DBOS.step()
