@@ -7,16 +7,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Final, Self
 
 import msgspec
+import uvloop
 
 from boki.bench.load_functions.load import BOOK, Timeline, Watch
+from boki.bench.outside_load import append_from_outside
 from boki.bench.system import Target
 from boki.errors import BokiError, Unavailable
+from boki.launch.up.health import leader_of
 from boki.launch.up.state import SupervisorState, read_state
 from boki.log.membership import Role
 from boki.net.keys import make_keys, roles_text
@@ -81,7 +84,7 @@ class Cluster:
         return status
 
     def wait_healthy(self) -> Status:
-        """Until every process is there, and every node says that it is at work."""
+        """Until every process is registered, every node says that it is at work, and a controller leads."""
 
         def is_healthy(status: Status) -> bool:
             names = {name for row in self.state.processes if row.plays or row.role in set(Role) for name in row.names}
@@ -89,7 +92,8 @@ class Cluster:
             nodes = status.get("nodes", {}).values()
             answer = all(told and "error" not in told and told.get("ready", True) for told in nodes)
             lacking = any((told or {}).get("repair", {}).get("lacking_records") for told in nodes)
-            return bool(status.get("ready")) and names <= members and answer and not lacking
+            is_led = bool(leader_of(status).get("primaries"))
+            return bool(status.get("ready")) and is_led and names <= members and answer and not lacking
 
         return self.wait_for("healthy", is_healthy)
 
@@ -109,6 +113,21 @@ class Cluster:
                 return future, next((name for name in names if name.startswith(Role.ENGINE)), "")
         future.result(0)
         raise Unavailable("the load did not begin")
+
+    def load_from_outside(
+        self, watch: Watch, book: str, avoided: Collection[str]
+    ) -> tuple[Future[Timeline], tuple[str, ...]]:
+        """Begin a load of HTTP clients in this process: its future, and the gateways of their connections once all of
+        them append. No connection is to one of the `avoided` gateways.
+        """
+        gateways: Future[tuple[str, ...]] = Future()
+        load = append_from_outside(self._target.url, watch, book, avoided, gateways.set_result)
+        future = self._threads.submit(uvloop.run, load)
+        either: tuple[Future[Any], ...] = (future, gateways)
+        wait(either, _HEALTHY_S, FIRST_COMPLETED)
+        if not gateways.done():
+            future.result(0)
+        return future, gateways.result(0)
 
     def _watched(self, watch: Watch) -> Timeline:
         self._target.run("watched_load", watch, type(None), key=watch.name)

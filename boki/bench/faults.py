@@ -11,58 +11,87 @@ from typing import Any, Final
 
 from boki.bench.cluster import Cluster, Status
 from boki.bench.load_functions.load import Fill, Watch
+from boki.bench.outside_load import aim_at
 from boki.bench.rows import Row
 from boki.bench.system import Options, target
 from boki.bench.timeline import compared, copy_rates, sample
+from boki.errors import Unavailable
 from boki.launch.up.health import drain_left, leader_of
+from boki.log.membership import Role
 
 Step = Callable[[str], None]
 _INFLIGHT: Final = 16
 _BEFORE_S: Final = 3.0
 _AFTER_S: Final = 5.0
 _REPAIR_INFLIGHT: Final = 4
+_TRIES: Final = 5
+_NODES: Final = {
+    "node of the primary and the engine": (Role.SEQUENCER, True),
+    "node of the primary": (Role.SEQUENCER, False),
+    "node of the leading controller": (Role.CONTROLLER, False),
+}
+"""Which role's node is killed, and whether the engine of the load is on it."""
 
 
 def failover(options: Options, step: Step) -> Iterator[Row]:
-    """SIGKILL of one role after the other, then of whole nodes, under load on an engine that is left alone."""
-    for layout, kinds in (
-        (replace(options, is_separate=True), ("storage", "backup", "primary", "controller", "engine")),
-        (replace(options, is_separate=False), ("node of the primary", "node of the leading controller")),
+    """SIGKILL of one role after the other, under load on an engine that is left alone; then of whole nodes, under load
+    from outside, at gateways of other nodes.
+    """
+    for layout, kinds, killed in (
+        (replace(options, is_separate=True), ("storage", "backup", "primary", "controller", "engine"), _killed),
+        (replace(options, is_separate=False), tuple(_NODES), _killed_node),
     ):
         with target(layout) as system, Cluster(system) as cluster:
-            for kind in kinds:
-                for number in range(options.rounds):
-                    step(f"killing: {kind}, round {number + 1}")
-                    yield _killed(layout, cluster, kind, number)
+            for kind, number in product(kinds, range(options.rounds)):
+                step(f"killing: {kind}, round {number + 1}")
+                yield killed(layout, cluster, kind, number)
 
 
 def _killed(options: Options, cluster: Cluster, kind: str, number: int) -> Row:
     healthy = cluster.wait_healthy()
     watch = Watch(f"{kind}-{number}", _inflight(options), options.size_bytes, _BEFORE_S + _AFTER_S)
     future, engine = cluster.load(watch)
-    leader = leader_of(healthy)
-    primary, controller = leader["primaries"][0], leader["node"]
-    if options.is_separate:
-        node = _victim(leader, kind, number, engine)
-    else:
-        node = _other_node(cluster, primary if kind == "node of the primary" else controller, engine)
-    has_primary = cluster.pid(node) == cluster.pid(primary)
-    has_controller = cluster.pid(node) == cluster.pid(controller)
+    node = _victim(leader_of(healthy), kind, number, engine)
     time.sleep(_BEFORE_S)
     at_us = cluster.kill(node)
     timeline = future.result()
     details: dict[str, Any] = {"killed": kind, "node": node, **compared(timeline, at_us)}
-    if not options.is_separate:
-        details |= {"with_primary": has_primary, "with_leading_controller": has_controller}
-    if has_primary:
+    if kind == "primary":
         details |= _last_change(cluster.wait_healthy(), healthy)
     return _row(options, "failover", watch.inflight, timeline, details)
 
 
-def _other_node(cluster: Cluster, wanted: str, engine: str) -> str:
-    """A node that the load does not run on: that which plays `wanted`, if it may be."""
-    others = [row for row in cluster.state.processes if row.plays and engine not in row.plays]
-    return next((row.node for row in others if wanted in row.plays), others[0].node)
+def _killed_node(options: Options, cluster: Cluster, kind: str, number: int) -> Row:
+    """Nothing is killed before the load goes the way that the kind of the row says; if it never does, `Unavailable`."""
+    watch = Watch(f"{kind}-{number}", _inflight(options), options.size_bytes, _BEFORE_S + _AFTER_S)
+    for _ in range(_TRIES):
+        healthy = cluster.wait_healthy()
+        leader = leader_of(healthy)
+        wanted, with_engine = _NODES[kind]
+        name = leader["node"] if wanted is Role.CONTROLLER else leader["primaries"][0]
+        aim = aim_at(name, cluster.state.processes, leader["primaries"], with_engine=with_engine)
+        future, gateways = cluster.load_from_outside(watch, aim.book, aim.roles)
+        time.sleep(_BEFORE_S)
+        if aim.is_met(healthy, cluster.status()):
+            break
+        future.result()
+    else:
+        raise Unavailable(f"appends to {aim.book} did not go through {aim.engine} to {aim.primary}: nothing was killed")
+    at_us = cluster.kill(aim.process.node)
+    timeline = future.result()
+    details: dict[str, Any] = {
+        "killed": kind,
+        "node": aim.process.node,
+        "roles": " ".join(aim.roles),
+        "with_primary": aim.primary in aim.roles,
+        "with_engine": aim.engine in aim.roles,
+        "with_leading_controller": leader["node"] in aim.roles,
+        "gateways": " ".join(gateways),
+        **compared(timeline, at_us),
+    }
+    if aim.primary in aim.roles:
+        details |= _last_change(cluster.wait_healthy(), healthy)
+    return _row(options, "failover", watch.inflight, timeline, details)
 
 
 def _victim(leader: Status, kind: str, number: int, engine: str) -> str:

@@ -308,6 +308,11 @@ class EngineRegistry:
             self.modules = told[-1].modules
 
 
+def engine_weight(engine: NodeId, book: str) -> bytes:
+    """Rendezvous hashing: of equally fit engines, that with the highest weight gets the book's operations."""
+    return blake2b(f"{engine}/{book}".encode(), digest_size=8).digest()
+
+
 def _fitness(engine: _Engine, book: str) -> tuple[bool, bool, bytes]:
     has_index = engine.load is not None and engine.load.has_index
-    return engine.takes_work, has_index, blake2b(f"{engine.node}/{book}".encode(), digest_size=8).digest()
+    return engine.takes_work, has_index, engine_weight(engine.node, book)

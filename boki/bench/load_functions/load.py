@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import operator
 import time
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
@@ -80,6 +81,28 @@ class Timeline(msgspec.Struct, frozen=True):
         return max(map(operator.add, self.starts_us, self.latencies_us), default=0)
 
 
+async def watched_loop(append: Callable[[int], Awaitable[object]], watch: Watch) -> Timeline:
+    """Append from `watch.inflight` callers, each one append at a time. `append` gets the caller's number."""
+    end = time.time() + watch.duration_s
+    starts_us: list[int] = []
+    latencies_us: list[int] = []
+    failures: list[str] = []
+
+    async def append_until_the_end(caller: int) -> None:
+        while time.time() < end:
+            began_us = time.time_ns() // 1000
+            try:
+                await append(caller)
+            except BokiError as error:
+                failures.append(f"{type(error).__name__}: {error}")
+            else:
+                starts_us.append(began_us)
+                latencies_us.append(time.time_ns() // 1000 - began_us)
+
+    await asyncio.gather(*(append_until_the_end(caller) for caller in range(watch.inflight)))
+    return Timeline(starts_us, latencies_us, failures)
+
+
 @function(book=BOOK, timeout_s=600)
 async def watched_load(ctx: Context, watch: Watch) -> None:
     """Single appends, remembered one by one, on the engine that the first record (tag `where:<name>`) tells. The
@@ -87,24 +110,11 @@ async def watched_load(ctx: Context, watch: Watch) -> None:
     """
     await ctx.logbook.append(engine_pid().encode(), tags=[f"where:{watch.name}"])
     data = bytes(watch.size_bytes)
-    end = time.time() + watch.duration_s
-    starts_us: list[int] = []
-    latencies_us: list[int] = []
-    failures: list[str] = []
 
-    async def append_until_the_end() -> None:
-        while time.time() < end:
-            began_us = time.time_ns() // 1000
-            try:
-                await ctx.logbook.append(data, tags=[TAG])
-            except BokiError as error:
-                failures.append(f"{type(error).__name__}: {error}")
-            else:
-                starts_us.append(began_us)
-                latencies_us.append(time.time_ns() // 1000 - began_us)
+    async def append(_caller: int) -> None:
+        await ctx.logbook.append(data, tags=[TAG])
 
-    await asyncio.gather(*(append_until_the_end() for _ in range(watch.inflight)))
-    told = msgspec.msgpack.encode(Timeline(starts_us, latencies_us, failures))
+    told = msgspec.msgpack.encode(await watched_loop(append, watch))
     for start in range(0, len(told), _PIECE_BYTES):
         await ctx.logbook.append(told[start : start + _PIECE_BYTES], tags=[f"timeline:{watch.name}"])
 
