@@ -10,6 +10,7 @@ import msgspec
 
 from boki.controller.term_change import TermChange
 from boki.log.metalog import Cut, MetalogEntry
+from boki.log.view import View
 from boki.protocol.effects import Effect, Send, Store
 from boki.protocol.messages import Complete, EntriesStored
 from boki.sequencer.behind import Behind
@@ -105,6 +106,11 @@ def no_reports_behind_the_word() -> Any:
 def no_word_of_reports() -> Any:
     """Reports overtake the cut in flight, and no backup is told."""
     return without(Primary, "becomes_sure", lambda self, until_index: False)
+
+
+def no_regard_for_replicas() -> Any:
+    """Every shard is cut ahead where any is, wherever its replicas are."""
+    return without(View, "runs_ahead", lambda self, replicas: bool(self.beside))
 
 
 def no_reports_of_what_no_cut_covers() -> Any:

@@ -28,6 +28,10 @@ UP = {
 """What makes a cluster that of `boki up`."""
 
 
+SPREAD = {"storage": 5}
+"""Two storage nodes without a sequencer: engines spread their shards over all five."""
+
+
 def beside(world: Simulation, sequencer: Node) -> StorageNode:
     """The storage node of its process."""
     found = [node for node in sequencer.mates.values() if isinstance(node, StorageNode)]
@@ -79,6 +83,37 @@ def most_backups_lack_the_records() -> None:
     five = {"storage": 5, "sequencers": 5, "replicas": 5, "engines": 2, "controllers": 2, "gateways": 2}
     world, _ = play(script, **UP | five | {"chaos_us": 4 * SECOND})
     assert slowest_gap_us(world) < SECOND
+
+
+def a_shard_that_has_other_replicas() -> None:
+    """Only shards whose replicas are the mates are cut ahead. Of this shard's replicas only the primary's mate gets the
+    records. What a cut ahead named the mates of the backups would fetch, and it would be acknowledged; but readers and
+    repair ask replicas alone. So after the loss of one disk, and of the engine's memory, the records would be nowhere.
+    """
+    struck: list[str] = []
+
+    def script(world: Simulation) -> None:
+        later(world, 0.5, begin, world)
+
+    def begin(world: Simulation) -> None:
+        first, view = primary(world), world.coordinator.views[-1]
+        store = beside(world, first)
+        shards = first.core._primaries[0]._shards.values()
+        shard = next(one for one in shards if store.name in one.replicas and set(one.replicas) != set(view.beside))
+        lacking = [world.nodes[name] for name in shard.replicas if name != store.name]
+        lose_records(world, lacking, 2.0)
+        later(world, 0.4, strike, world, store, world.nodes[shard.engine])
+
+    def strike(world: Simulation, store: StorageNode, engine: Node) -> None:
+        struck.append(str(store.name))
+        engine.crash(keeps_some=False)
+        store.crash()
+        store.wipe()
+        later(world, 0.02, store.start)
+        later(world, 2.0, engine.start)
+
+    play(script, **UP | SPREAD | {"chaos_us": 5 * SECOND})
+    assert struck
 
 
 class Change:
@@ -178,6 +213,7 @@ PAIRS = [
     (a_primary_that_records_do_not_reach, ahead_ablations.no_reports_of_what_no_cut_covers),
     (records_that_reach_the_primary_alone, ahead_ablations.no_fetch_of_what_is_needed),
     (most_backups_lack_the_records, ahead_ablations.no_word_of_reports),
+    (a_shard_that_has_other_replicas, ahead_ablations.no_regard_for_replicas),
     (a_backup_that_was_away_for_long, ahead_ablations.no_knowledge_of_what_is_committed),
     (a_holder_that_cannot_give_its_records, ahead_ablations.no_other_majority),
 ]
