@@ -14,10 +14,12 @@ from boki.books.calls.ledger import Accepted, Finished, Started, TakenOver
 from boki.books.calls.logged_calls import LoggedCalls
 from boki.books.calls.waiting import Owner
 from boki.errors import BokiError, CallLost, Unavailable
+from boki.log.chunk import Group, encode_chunk
 from boki.log.ids import NodeId
 from boki.log.limits import Limits
 from boki.log.membership import Member, Membership, Role
-from boki.protocol.calls import Call, Outcome
+from boki.log.operations import Append, Appended
+from boki.protocol.calls import Call, Outcome, Suspension, WakeOn
 from boki.retry import LOSSES_ONLY
 from tests.books.calls.call_world import (
     CallWorld,
@@ -168,6 +170,41 @@ def test_exactly_one_survivor_runs_what_a_lost_engine_has_left() -> None:
         heir, other = (cluster.engines[name] for name in (("b", "c") if taken.heir.node == "b" else ("c", "b")))
         assert sorted(call.id for call in heir.ran) == ids
         assert not other.ran
+        assert Counter(entry.id for entry in cluster.entries(Finished)) == dict.fromkeys(ids, 1)
+
+
+def test_what_a_vanished_engine_had_begins_again_within_two_seconds() -> None:
+    """Of the news that its node is gone, with all its roles and without a word: what ran, what was suspended and has
+    its message, and what was delayed and is due. Nobody asks for these calls.
+    """
+
+    @with_engines("a", "b", "c")
+    async def scenario(cluster: Cluster) -> None:
+        begun: dict[str, int] = {}
+
+        async def note(call: Call) -> Outcome:
+            begun[call.id] = now_us()
+            return await echo(call)
+
+        async def sleep(_: Call) -> Outcome:
+            return Outcome(None, None, {}, Suspension(0, (WakeOn("book", "!inbox", 1),)))
+
+        gate = cluster.bodies["running"] = Gate()
+        cluster.bodies["suspended"] = sleep
+        ids = [await cluster.engines["a"].calls.accept(a_call(1, "running"))]
+        ids.append(await cluster.engines["a"].calls.accept(a_call(2, "suspended")))
+        ids.append(await cluster.engines["a"].calls.accept(a_call(3, "delayed"), delay_s=10.5))
+        await gate.started.wait()
+        await time_passes(10.0)
+        assert cluster.engines["b"].calls.suspended_count == 1
+        cluster.bodies = dict.fromkeys(("running", "suspended", "delayed"), note)
+        gone_us = now_us()
+        cluster.lose("a")
+        message = Append("book", encode_chunk("book", [Group([(b"message", ("!inbox",))])]))
+        assert isinstance(cluster.log.answer(message, now_us()), Appended)
+        await time_passes(30.0)
+        assert sorted(begun) == ids
+        assert max(begun.values()) - gone_us <= 2_000_000
         assert Counter(entry.id for entry in cluster.entries(Finished)) == dict.fromkeys(ids, 1)
 
 
