@@ -1,4 +1,4 @@
-"""The last points of the check-list of a promise machine (C11, C12), each with its safeguard switched off.
+"""Points of the check-list of a promise machine (C1, C6, C11, C12), each with its safeguard switched off.
 
 In small simulated runs first, and then where no simulated run comes: promises that are settled from outside, and a
 gateway with sockets. See docs/simulation.md; the other points have their ablations in `tests.verify.sim`.
@@ -17,14 +17,17 @@ from boki.gateway.server import listener
 from boki.libs.bokiflow.loop import FlowFuture
 from boki.libs.bokiflow.mailbox import Mailbox
 from boki.libs.bokiflow.records import Resolved
+from boki.verify.sim.call_promises import THE_DEAD_SLEEP
 from boki.verify.sim.options import Options
 from boki.verify.sim.simulation import simulate
 from boki.verify.sim.strangers import NOT_TOLD, strangers_of
+from boki.verify.sim.stray_alarms import ONLY_SLEEPERS
 from boki.verify.sim.subscriptions import SETTLED
 from tests.gateway.test_server import test_without_the_token_nothing_but_the_probes_answers as check_token
 from tests.libs.bokiflow.classes import Case, messages
 from tests.libs.bokiflow.modes import MODES
 from tests.verify.sim.ablations import ABLATIONS
+from tests.verify.sim.call_ablations import draw_sleepers
 from tests.verify.sim.without import without
 
 
@@ -43,13 +46,20 @@ def _offer_again(self: Mailbox, seqnum: int, note: Any) -> None:
 _offer = Mailbox._offer
 SLEEPY = Options(seed=2, clients=1, engines=2, chaos_us=2_000_000, calls=3, call_sleep=1.0)
 """A run in which what some calls wait for is there before they are suspended."""
+TROUBLED = draw_sleepers(1)
+"""A run in which some calls are cancelled while they are suspended."""
 CALM = Options(seed=4, clients=1, engines=2, chaos_us=2_000_000, flows=2)
 
 
 @pytest.mark.parametrize(
     ("options", "safeguard", "promise"),
-    [(SLEEPY, "wake-ups that came first", SETTLED), (CALM, "the token", NOT_TOLD)],
-    ids=["C11", "C12"],
+    [
+        (TROUBLED, "end of alarms", ONLY_SLEEPERS),
+        (TROUBLED, "resumption of the living", THE_DEAD_SLEEP),
+        (SLEEPY, "wake-ups that came first", SETTLED),
+        (CALM, "the token", NOT_TOLD),
+    ],
+    ids=["C1", "C6", "C11", "C12"],
 )
 def test_in_simulated_runs_its_own_checker_notices(options: Options, safeguard: str, promise: str) -> None:
     """Nothing with the safeguard, and this promise without."""

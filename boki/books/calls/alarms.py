@@ -31,6 +31,10 @@ class Alarms:
     def __len__(self) -> int:
         return self._count
 
+    def __iter__(self) -> Iterator[PackedCall]:
+        """The calls, in any order."""
+        return itertools.chain(*self._later.values(), (call for _, _, call in self._soon))
+
     def add(self, call: PackedCall) -> None:
         """Set the alarm of a call."""
         self._count += 1
@@ -59,7 +63,7 @@ class Alarms:
 
     def keep(self, is_asleep: Callable[[PackedCall], bool]) -> None:
         """Forget the alarms of all others."""
-        calls = [call for some in self._later.values() for call in some] + [call for _, _, call in self._soon]
+        calls = list(self)
         self._seconds, self._later, self._soon, self._count = [], {}, [], 0
         for call in calls:
             if is_asleep(call):

@@ -2,12 +2,14 @@
 
 The list is that of Resonate's specification. These of its points the book shows, each under a name of its own:
 
-- C4 to C7: once a call has ended, nothing begins, is tried again or is suspended any more (a dead one is not resumed);
+- C4, C5, C7: once a call has ended, nothing begins, is tried again or is suspended any more;
+- C6: a call that ended while it was suspended is not resumed by what it waited for;
 - C8: it ends once, so that no answer can be followed by another one;
 - C9: each run is begun once, and as the one behind the last;
 - C10: one owner at a time: an engine says nothing of calls that another one has claimed.
 
-C11 is checked by `boki.verify.sim.subscriptions`, C12 by `boki.verify.sim.strangers`.
+C1 is checked by `boki.verify.sim.stray_alarms`, C11 by `boki.verify.sim.subscriptions`, C12 by
+`boki.verify.sim.strangers`.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from boki.log.record import Record
 from boki.verify.histories.facts import Violation
 
 NOTHING_AFTER_THE_END: Final = "nothing follows the end of a call"
+THE_DEAD_SLEEP: Final = "a call that ended asleep is not resumed"
 ONE_END: Final = "a call has one end"
 RUNS_IN_ORDER: Final = "each run of a call is begun once, in order"
 ONE_OWNER: Final = "a call has one owner"
@@ -31,6 +34,8 @@ class _Life:
 
     def __init__(self) -> None:
         self._is_over = False
+        self._is_asleep = False
+        """Whether it is suspended, or was when it ended."""
         self._starts = 0
         self._owners: list[Owner] = []
 
@@ -41,7 +46,13 @@ class _Life:
                 yield ONE_END, "has ended twice"
             self._is_over = True
             return
-        if self._is_over:
+        if not self._is_over:
+            self._is_asleep = isinstance(entry, Suspended) or (
+                isinstance(entry, Accepted) and entry.state == "suspended"
+            )
+        elif self._is_asleep and isinstance(entry, Started):
+            yield THE_DEAD_SLEEP, f"was resumed as run {entry.starts}, and had ended while it was suspended"
+        else:
             yield NOTHING_AFTER_THE_END, f"went on after its end: {type(entry).__name__}"
         yield from self._take_owner(entry.owner)
         match entry:

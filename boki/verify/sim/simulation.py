@@ -45,6 +45,7 @@ from boki.verify.sim.probes import probe_all
 from boki.verify.sim.queues import QueueClients
 from boki.verify.sim.stores import StoreClients
 from boki.verify.sim.strangers import NOT_TOLD, StrangersAtTheDoor
+from boki.verify.sim.stray_alarms import ONLY_SLEEPERS, StrayAlarms
 from boki.verify.sim.subscriptions import SETTLED
 from boki.verify.workloads.errands import DEEDS, DONE, KEYED
 
@@ -57,6 +58,8 @@ _CUT_US: Final = 100_000
 """In it what a replica has got is reported, and cut."""
 _PAGE_RECORDS: Final = 1000
 _SHOWN: Final = 5
+_QUIET_US: Final = 20_000
+"""Between two looks at what must hold all the time."""
 _NOTHING_SEEN: Final[dict[int, int]] = {}
 _HEARD: Final = {
     "boki.protocol.calls": "logged calls",
@@ -123,6 +126,7 @@ class Simulation:
         self.history = History()
         self.raised: list[str] = []
         self.late_subscriptions: list[str] = []
+        self._alarms = StrayAlarms(self)
         self.workflow_engines: dict[str, str] = {}
         self._effects: list[str] = []
         self._ends: list[Finished] = []
@@ -233,7 +237,7 @@ class Simulation:
         faults = Faults(self)
         if self._script is not None:
             self._script(self)
-        self.clock.run_until(self.clock.now_us + self.options.chaos_us)
+        self._let_pass(self.options.chaos_us)
         faults.end()
         self.shared.is_calm = True
         self.queues.calm()
@@ -282,8 +286,15 @@ class Simulation:
         while self.clock.now_us < ends_us:
             if is_done():
                 return True
-            self.clock.run_until(self.clock.now_us + 50_000)
+            self._let_pass(50_000)
         return False
+
+    def _let_pass(self, duration_us: int) -> None:
+        """Let time pass, with a look at the engines' alarms now and then."""
+        ends_us = self.clock.now_us + duration_us
+        while self.clock.now_us < ends_us:
+            self.clock.run_until(min(self.clock.now_us + _QUIET_US, ends_us))
+            self._alarms.look()
 
     def _is_ready(self) -> bool:
         return all(node.has_come for node in self.nodes.values())
@@ -458,7 +469,8 @@ class Simulation:
         if not faults and self._script is None:
             checkers.append(Wakes())
         strange = [Violation("auxiliary data is a record's own", text) for text in self.shared.problems[:_SHOWN]]
-        return [*find_violations(self.history, checkers), *strange]
+        stray = [Violation(ONLY_SLEEPERS, text) for text in islice(self._alarms.problems, _SHOWN)]
+        return [*find_violations(self.history, checkers), *strange, *stray]
 
 
 def _has_got_going(client: Client) -> bool:

@@ -479,6 +479,8 @@ def seeds_needed(name: str, seeds: Iterable[int] = range(LIMIT)) -> tuple[int, i
             options = draw_options(seed, with_layout=name in NEED_LAYOUT)
             if name in store_ablations.NEED_LONG_LOADS:
                 options = draw_objects(seed)
+            if name in calls.NEED_SLEEPERS:
+                options = calls.draw_sleepers(seed)
             if name in NEEDS and not NEEDS[name](options):
                 continue
             if name in ahead_ablations.ABLATIONS:

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any, Final
 
 from boki.books.calls.call_book import CallBook
-from boki.books.calls.ledger import CODEC, Accepted, CallEntry, Finished, Started, id_of, id_tag
+from boki.books.calls.ledger import CODEC, Accepted, CallEntry, Finished, Ledger, Started, Suspended, id_of, id_tag
 from boki.books.calls.runs import Runs
 from boki.books.calls.sleepers import Sleepers
-from boki.books.calls.waiting import Waiting
+from boki.books.calls.waiting import PackedCall, Waiting
 from boki.engine.watches import Watches
 from boki.log.operations import Append
+from boki.log.record import Record
 from boki.protocol.effects import Effect
-from boki.verify.sim.call_promises import NOTHING_AFTER_THE_END, ONE_END, ONE_OWNER, RUNS_IN_ORDER
+from boki.verify.sim.call_promises import (
+    NOTHING_AFTER_THE_END,
+    ONE_END,
+    ONE_OWNER,
+    RUNS_IN_ORDER,
+    THE_DEAD_SLEEP,
+)
 from boki.verify.sim.calls import LoggedEngine
+from boki.verify.sim.options import Options
+from boki.verify.sim.stray_alarms import ONLY_SLEEPERS
 from boki.verify.sim.subscriptions import SETTLED
 from tests.verify.sim.without import without
 
@@ -96,15 +106,72 @@ def no_end_of_a_sleep() -> Any:
     return without(Sleepers, "rouse", rouse)
 
 
+def no_end_of_alarms() -> Any:
+    """The alarm of a call stays when the call ends, wakes by a record or is another's (C1: too many timers)."""
+
+    def disarm(self: Sleepers, invocation_id: str) -> None:
+        sleeper = self._asleep.get(invocation_id)
+        if sleeper is not None:
+            for wake in sleeper.call.wakes:
+                self._port.unwatch(wake.book, wake.tag, sleeper)
+
+    return without(Sleepers, "disarm", disarm)
+
+
+def no_look_whether_a_sleeper_is_dead() -> Any:
+    """What a suspended call waits for resumes it, also if it has ended (C6). Three things keep it from that: its engine
+    hears of the end, looks for one in the log before a run, and begins the run on condition that there is none.
+    """
+    apply, newest, begin = Ledger._apply, CallBook.newest, CallBook.begin
+
+    def deaf(self: Ledger, entry: CallEntry, seqnum: int, record_time_us: int) -> None:
+        is_asleep = isinstance(self.waiting.kept(id_of(entry)), PackedCall)
+        if not (is_asleep and isinstance(entry, Finished)):
+            apply(self, entry, seqnum, record_time_us)
+
+    async def blind(self: CallBook, invocation_id: str) -> tuple[CallEntry, Record] | None:
+        last, known = await newest(self, invocation_id), self.ledger.waiting.get(invocation_id)
+        if last is None or known is None or known.suspension is None:
+            return last
+        return Suspended(known.id, known.accepted, known.owner, Runs(known.attempts), known.suspension), last[1]
+
+    async def resume(self: CallBook, waiting: Waiting, runs: Runs) -> Waiting | None:
+        if waiting.state != "suspended":
+            return await begin(self, waiting, runs)
+        started = Started(waiting.id, waiting.accepted_seqnum, waiting.due_us, self.me, 1, runs)
+        seqnum = await self._book.append(CODEC.encode(started), [id_tag(waiting.id)])
+        self.ledger.learn(seqnum, 0, started)
+        return self.ledger.waiting.get(waiting.id)
+
+    stack = ExitStack()
+    stack.enter_context(without(Ledger, "_apply", deaf))
+    stack.enter_context(without(CallBook, "newest", blind))
+    stack.enter_context(without(CallBook, "begin", resume))
+    return stack
+
+
 def no_inheritance_of_sleepers() -> Any:
     """The heir of a lost engine does not wait for what its suspended calls wait for."""
     return without(Sleepers, "inherit", lambda self, waiting: None)
+
+
+NEED_SLEEPERS: Final = ("end of alarms", "resumption of the living")
+"""Ablations that need calls which are cancelled, or woken by a record, before their time: the swarm has few of them."""
+
+
+def draw_sleepers(seed: int) -> Options:
+    """A small run of calls most of which are suspended, and some cancelled meanwhile."""
+    return Options(
+        seed=seed, clients=1, engines=2, gateways=1, chaos_us=3_000_000, calls=8, call_sleep=1.0, call_trouble=0.5
+    )
 
 
 ABLATIONS: Final[dict[str, Callable[[], Any]]] = {
     "fence before a takeover": no_fence_before_a_takeover,
     "wake-ups that came first": no_look_at_what_was_there,
     "one wake-up for a sleep": no_end_of_a_sleep,
+    "end of alarms": no_end_of_alarms,
+    "resumption of the living": no_look_whether_a_sleeper_is_dead,
     "inheritance of suspended calls": no_inheritance_of_sleepers,
     "first use of a call's key": no_first_use_of_a_key,
     "conditions on the ends of calls": no_condition_on_ends,
@@ -115,6 +182,8 @@ CAUGHT_BY: Final[dict[str, str]] = {
     "fence before a takeover": ONE_OWNER,
     "wake-ups that came first": SETTLED,
     "one wake-up for a sleep": "a run begins once",
+    "end of alarms": ONLY_SLEEPERS,
+    "resumption of the living": THE_DEAD_SLEEP,
     "inheritance of suspended calls": "accepted calls end",
     "first use of a call's key": "a key has one call",
     "conditions on the ends of calls": ONE_END,

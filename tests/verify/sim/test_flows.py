@@ -17,6 +17,7 @@ from boki.verify.sim.call_promises import (
     ONE_END,
     ONE_OWNER,
     RUNS_IN_ORDER,
+    THE_DEAD_SLEEP,
     find_wrong_promises,
 )
 from boki.verify.sim.options import Options, draw_options
@@ -57,6 +58,8 @@ def test_seeds_that_once_broke_a_promise(seed: int) -> None:
 OWNER, HEIR = Owner("engine-1", 1), Owner("engine-2", 2)
 CALL = Call("c", "errand", Payload("json", b"null"), "errands", 10**6)
 ACCEPTED = Accepted(CALL, b"", owner=OWNER)
+ASLEEP = Suspended("c", 1, OWNER, Runs(), Suspension(5))
+ASLEEP_CARRIED = msgspec.structs.replace(ACCEPTED, state="suspended", suspension=Suspension(5))
 END = Finished("c", "errand", "errands", Outcome(Payload("json", b"1"), None), 0, 0, 0, 1)
 
 
@@ -68,9 +71,13 @@ def begun(starts: int, owner: Owner = OWNER) -> Started:
     ("entries", "promise", "wrong"),
     [
         ([ACCEPTED, begun(1), END], "", ""),
-        ([ACCEPTED, begun(1), Suspended("c", 1, OWNER, Runs(), Suspension(5)), begun(1), END], "", ""),
+        ([ACCEPTED, begun(1), ASLEEP, begun(1), END], "", ""),
         ([ACCEPTED, begun(1), TakenOver(OWNER, HEIR), begun(2, HEIR), END], "", ""),
         ([ACCEPTED, begun(1), END, begun(2)], NOTHING_AFTER_THE_END, "went on after its end: Started"),
+        ([ACCEPTED, begun(1), ASLEEP, END, begun(1)], THE_DEAD_SLEEP, "was resumed as run 1"),
+        ([ACCEPTED, begun(1), ASLEEP_CARRIED, END, begun(1)], THE_DEAD_SLEEP, "was resumed as run 1"),
+        ([ACCEPTED, begun(1), ASLEEP, END, ASLEEP], NOTHING_AFTER_THE_END, "went on after its end: Suspended"),
+        ([ACCEPTED, begun(1), ASLEEP, begun(1), END, begun(2)], NOTHING_AFTER_THE_END, "went on after its end"),
         ([ACCEPTED, begun(1), END, END], ONE_END, "has ended twice"),
         ([ACCEPTED, begun(2), END], RUNS_IN_ORDER, "began run 2 after run 0"),
         ([ACCEPTED, begun(1), begun(1), END], RUNS_IN_ORDER, "began run 1 after run 1"),
