@@ -34,7 +34,7 @@ async def a_timer_that_ends_during_a_pause(ctx: Context) -> None:
     assert ctx.clock.now_us - before_us < 5_000_000  # it does not begin again
 
 
-@case("hatchet worker_pause_on_sigterm: a pause in the middle of a step", crashes=False)
+@case("hatchet worker_pause_on_sigterm: a pause in the middle of a step", crashes=False, races=False)
 async def a_pause_lets_the_step_end_that_runs(ctx: Context) -> None:
     may_end = asyncio.Event()
 
