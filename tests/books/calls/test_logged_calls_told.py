@@ -1,4 +1,4 @@
-"""What an engine tells of a logged call when its index is behind, or the log without a majority."""
+"""What an engine reports about a logged call when its index is behind, or the log without a majority."""
 
 from __future__ import annotations
 

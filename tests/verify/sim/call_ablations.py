@@ -52,11 +52,11 @@ def no_numbers_of_runs() -> Any:
     """Whatever run of a call begins is recorded as its first."""
 
     async def forgetful(self: CallBook, waiting: Waiting, runs: Runs) -> Waiting | None:
-        while (found := self._mine(waiting.id)) is not None:
+        while (found := await self._mine(waiting)) is not None:
             started = Started(found.id, found.accepted_seqnum, found.due_us, self.me, 1, runs)
             if await self.append_after(started, found.seqnum):
-                break
-        return self._mine(waiting.id)
+                return self.ledger.waiting.get(waiting.id)
+        return None
 
     return without(CallBook, "begin", forgetful)
 
@@ -65,12 +65,12 @@ def _blind(is_meant: Callable[[CallEntry], bool]) -> Any:
     """Such records of a call are appended whatever its last record is."""
     append_after = CallBook.append_after
 
-    async def blind(self: CallBook, entry: CallEntry, expected_seqnum: int, tags: Sequence[str] = ()) -> bool:
+    async def blind(self: CallBook, entry: CallEntry, expected_seqnum: int, tags: Sequence[str] = ()) -> int:
         if not is_meant(entry):
             return await append_after(self, entry, expected_seqnum, tags)
         seqnum = await self._book.append(CODEC.encode(entry), [id_tag(id_of(entry)), *tags])
         self.ledger.learn(seqnum, 0, entry)
-        return True
+        return seqnum
 
     return without(CallBook, "append_after", blind)
 
