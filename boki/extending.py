@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from boki.api.failures import failure_of
 from boki.api.function import Function, register_body
-from boki.api.library_use import check_names
+from boki.api.library_use import refuse_options
 from boki.api.logbook import begin_append, forget_tags, leave_append
 from boki.api.payloads.values import ValueCodec, codec_for, decode_any, encode_any
 from boki.api.suspension import (
@@ -55,7 +55,6 @@ __all__ = [
     "WakeOn",
     "begin_append",
     "calls_reporting_to",
-    "check_names",
     "check_retry",
     "check_seconds",
     "codec_for",
@@ -67,6 +66,7 @@ __all__ = [
     "forget_tags",
     "invocation_id_of",
     "leave_append",
+    "refuse_options",
     "register_body",
     "uncertain",
     "version_of",

@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, TypeVar, get_type_hints, overload
 
 from boki.api.http.binding import Binder
 from boki.api.http.response import ResultCodec
-from boki.api.library_use import Use, check_names, signature_of
+from boki.api.library_use import Use, refuse_options, signature_of
 from boki.api.payloads.json_faults import why_not_json
 from boki.api.payloads.shapes import shape_of
 from boki.api.payloads.values import NOT_JSON, ValueCodec, codec_for
@@ -151,7 +151,8 @@ def _check_options(given: Mapping[str, Any]) -> None:
     own = use.settings.__struct_fields__ if isinstance(use, Use) else ()
     known = [*own, *(name for name in _OPTIONS if name not in (*own, "use"))]
     decorator = use.decorator if isinstance(use, Use) else "@function"
-    check_names(decorator, (name for name in given if name not in _OPTIONS), known)
+    unknown = [name for name in given if name not in _OPTIONS]
+    refuse_options(decorator, unknown, [name for name in known if name not in unknown])
 
 
 def check_described(info: FunctionInfo) -> None:

@@ -73,10 +73,11 @@ class Use:
         return found
 
 
-def check_names(decorator: str, given: Iterable[str], known: Sequence[str]) -> None:
-    """`ConfigError` for an option that the decorator does not have, with the one that may be meant, and all of them."""
-    for name in given:
-        if name not in known:
-            near = get_close_matches(name, known, n=1, cutoff=0.5)
-            guess = f"; did you mean {near[0]}?" if near else "."
-            raise ConfigError(f"{decorator} has no option {name}{guess} Its options: {', '.join(known)}", field=name)
+def refuse_options(decorator: str, unknown: Iterable[str], known: Sequence[str]) -> None:
+    """`ConfigError` for the first of the options that the decorator does not have, if there is one: which of the known
+    ones may be meant, and all of those.
+    """
+    for name in unknown:
+        near = get_close_matches(name, known, n=1, cutoff=0.5)
+        guess = f"; did you mean {near[0]}?" if near else "."
+        raise ConfigError(f"{decorator} has no option {name}{guess} Its options: {', '.join(known)}", field=name)

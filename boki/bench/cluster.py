@@ -60,6 +60,14 @@ class Cluster:
         """The node's process now; 0 if it does not run."""
         return self.state.pid_of(node)
 
+    def engine_of(self, pid: int) -> str:
+        """The engine in that process. `Unavailable` if it is none of the supervisor's, or has no engine."""
+        names = next((row.names for row in self.state.processes if row.pid == pid), ())
+        for name in names:
+            if name.startswith(Role.ENGINE):
+                return name
+        raise Unavailable(f"process {pid} runs no engine of this cluster any more: run the benchmark again")
+
     def kill(self, node: str) -> int:
         """SIGKILL; the time of it, in microseconds since the epoch."""
         pid = self.pid(node)
@@ -107,12 +115,8 @@ class Cluster:
         while time.monotonic() < deadline and not future.done():
             record = self.client.logbook(BOOK).read_next(f"where:{watch.name}", wait_s=1.0)
             if record is not None:
-                pid = int(record.data)
-                row = next((row for row in self.state.processes if row.pid == pid), None)
-                names = row.names if row is not None else ()
-                return future, next((name for name in names if name.startswith(Role.ENGINE)), "")
-        future.result(0)
-        raise Unavailable("the load did not begin")
+                return future, self.engine_of(int(record.data))
+        raise _not_begun(future)
 
     def load_from_outside(
         self, watch: Watch, book: str, avoided: Collection[str]
@@ -126,8 +130,8 @@ class Cluster:
         either: tuple[Future[Any], ...] = (future, gateways)
         wait(either, _HEALTHY_S, FIRST_COMPLETED)
         if not gateways.done():
-            future.result(0)
-        return future, gateways.result(0)
+            raise _not_begun(future)
+        return future, gateways.result()
 
     def _watched(self, watch: Watch) -> Timeline:
         self._target.run("watched_load", watch, type(None), key=watch.name)
@@ -157,3 +161,10 @@ class Cluster:
         """An operator's command against this cluster."""
         command = [sys.executable, "-P", "-m", "boki", *words, "--data", str(self.folder.parent)]
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+
+
+def _not_begun(load: Future[Any]) -> BokiError:
+    """Why a load has not begun: raises what has ended it."""
+    if load.done():
+        load.result()
+    return Unavailable(f"the load did not begin within {_HEALTHY_S:g} s")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -20,7 +21,6 @@ from boki.bench.load_functions.flow_load import BEAT_S, Many
 from boki.bench.rows import Row, median
 from boki.bench.system import Options, target
 from boki.bench.turns import Step, row_of
-from boki.log.membership import Role
 
 WORKFLOWS: Final = 100
 _BEFORE_S: Final = 3.0
@@ -34,12 +34,11 @@ def flow_takeover(options: Options, step: Step) -> Iterator[Row]:
             healthy = cluster.wait_healthy()
             many = Many(f"takeover {number}-{os.urandom(4).hex()}:", WORKFLOWS)
             pid = int(system.run("start_beating", many, str, key=many.prefix))
-            names = next(row.names for row in cluster.state.processes if row.pid == pid)
+            engine = cluster.engine_of(pid)
             time.sleep(_BEFORE_S)
-            at_us = cluster.kill(names[0])
-            engine = next(name for name in names if name.startswith(Role.ENGINE))
+            at_us = cluster.kill(engine)
             incarnation = _incarnation(healthy, engine)
-            cluster.wait_for("aware of the loss", lambda status: is_gone(status, engine, incarnation))  # noqa: B023
+            cluster.wait_for("aware of the loss", partial(is_gone, engine=engine, incarnation=incarnation))
             detected_s = time.time() - at_us / 1e6
             times: list[list[int]] = system.run("end_beating", many, list[list[int]], key=f"{many.prefix}end")
             yield row_of_kill(options, engine, times, at_us, detected_s)

@@ -27,8 +27,10 @@ async def stream_of(started: Started, name: str, **settings: Any) -> AsyncIterat
     connection = await nats.connect(f"nats://{HOST}:{leader}", allow_reconnect=False, pending_size=2**26)
     try:
         context = connection.jetstream(timeout=ANSWER_S)
-        yield context
-        await context.delete_stream(name)
+        try:
+            yield context
+        finally:
+            await context.delete_stream(name)
     finally:
         await connection.close()
 

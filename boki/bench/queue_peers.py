@@ -58,8 +58,10 @@ class RedisStreams:
         options: dict[str, Any] = {"host": HOST, "port": started.ports[0], "socket_timeout": ANSWER_S}
         async with redis.Redis(max_connections=load.producers + load.consumers + 1, **options) as client:
             await client.xgroup_create(load.queue, "group", id="0", mkstream=True)
-            yield _RedisPipe(client, load.queue)
-            await client.delete(load.queue)
+            try:
+                yield _RedisPipe(client, load.queue)
+            finally:
+                await client.delete(load.queue)
 
 
 class _RedisPipe:

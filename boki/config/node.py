@@ -204,7 +204,11 @@ class ControllerNodeConfig(NodeConfig, frozen=True, kw_only=True):
         float, Meta(ge=0, description="A storage node gone for this long is replaced by a spare one.")
     ] = 60.0
     move_primary_after_s: Annotated[
-        float, Meta(ge=0, description="Age of a term that is ended to move a primary to its log's load; 0: none is.")
+        float,
+        Meta(
+            ge=0,
+            description="Age from which a term is ended to move a primary to the node that appends; 0: never.",
+        ),
     ] = 300.0
 
     def problems(self) -> list[str]:

@@ -350,8 +350,8 @@ class ControllerCore:
         sight = self._sight(now_us)
         plan, self._waiting = next_plan(view, sight)
         reason = self._trouble(view, now_us) or differs(view, plan, sight.mates)
-        if not reason and self._is_calm(view, now_us):
-            reason = moves_near(view, plan, sight.near)
+        if not reason and (near := moves_near(view, plan, sight.near)) and self._is_calm(view, now_us):
+            reason = near
         if not reason:
             return ()
         if not sight.has_majority(view.sequencers, view.incarnations):

@@ -114,17 +114,17 @@ class Dispatch:
     # calls
 
     def submit(
-        self, ticket: int, call: Call, now_us: int, *, until_gone: bool = False, there: int = 0
+        self, ticket: int, call: Call, now_us: int, *, until_gone: bool = False, begun_by: int = 0
     ) -> list[DispatchEffect]:
         """Run the call. → `AnswerCall(ticket, outcome)`; with `until_gone` not before nothing of it is left.
 
-        `there`: the worker that has begun it by itself. If the call could not have been sent there, it is refused.
+        `begun_by`: the worker that has begun it by itself. If the call could not have been sent there, it is refused.
         """
         route = self._routes.get(call.function)
-        if self._draining or (there and (route is None or not route[1].may_begin(there, call.function))):
+        if self._draining or (begun_by and (route is None or not route[1].may_begin(begun_by, call.function))):
             self._fleet.effects.append(AnswerCall(ticket, failed(refusals.stopping())))
         else:
-            self._admit(ticket, call, None, 0, now_us, there)
+            self._admit(ticket, call, None, 0, now_us, begun_by)
             live = self._live.get(ticket)
             if live is not None:
                 live.until_gone = until_gone
@@ -280,7 +280,7 @@ class Dispatch:
     # a call's way in
 
     def _admit(
-        self, ticket: int, call: Call, above: LiveCall | None, request: int, now_us: int, there: int = 0
+        self, ticket: int, call: Call, above: LiveCall | None, request: int, now_us: int, begun_by: int = 0
     ) -> None:
         route = self._routes.get(call.function)
         depth = call.depth if above is None else max(call.depth, above.depth + 1)
@@ -309,9 +309,9 @@ class Dispatch:
             live.top = above if above.until_gone else above.top
         self._keep(live)
         self._fleet.due(live.deadline_us)
-        worker = pool.workers[there] if there else pool.pick(info.name)
+        worker = pool.workers[begun_by] if begun_by else pool.pick(info.name)
         if worker is not None:
-            self._send(live, worker, now_us, has_begun=bool(there))
+            self._send(live, worker, now_us, has_begun=bool(begun_by))
         else:
             pool.enqueue(live)
             self._scale(pool, now_us)

@@ -28,6 +28,14 @@ class Role(StrEnum):
     CONTROLLER = "controller"
 
 
+STOP_ORDER: Final = (
+    Role.GATEWAY,
+    Role.ENGINE,
+    Role.CONTROLLER,  # before those whose end it would take for a loss
+    Role.STORAGE,
+    Role.SEQUENCER,
+)
+"""The order in which the roles of a node stop: a role is gone before those that serve it."""
 _PREFIX: Final = "node-"
 
 

@@ -19,7 +19,7 @@ from boki.coordination.session import SessionEnded
 from boki.coordination.zookeeper import News, ZooKeeperCoordinator
 from boki.errors import ConfigError, Unavailable
 from boki.log.ids import NodeId
-from boki.log.membership import Role
+from boki.log.membership import STOP_ORDER, Role
 from boki.net.keys import NodeKeys, load_keys
 from boki.net.zmq import ZmqLinks
 from boki.node.common_log import common_log
@@ -42,14 +42,6 @@ _INCARNATIONS: Final[Mapping[Role, type[RoleIncarnation[Any]]]] = {
     Role.STORAGE: StorageIncarnation,
     Role.SEQUENCER: SequencerIncarnation,
 }
-_STOP_ORDER: Final = (
-    Role.GATEWAY,
-    Role.ENGINE,
-    Role.CONTROLLER,  # before those whose end it would take for a loss
-    Role.STORAGE,
-    Role.SEQUENCER,
-)
-"""The order in which the roles of a node stop: a role is gone before those that serve it."""
 _OVER: Final = (Ending.FAILED, Ending.EXPIRED, Ending.STOPPED)
 """Endings of an incarnation that are the node's; the first that any role has come to counts."""
 OnIncarnation = Callable[[RoleIncarnation[Any]], None]
@@ -86,7 +78,7 @@ async def run_node(
             homes[role] = Home(own.directory, own.node, role)
         # What says that the former incarnation of this node is over: the lock of a directory that is least likely to be
         # lost.
-        home = next(homes[role] for role in _STOP_ORDER if role in homes)
+        home = next(homes[role] for role in STOP_ORDER if role in homes)
         while not stop.is_set():
             coordinator = await _connect(config, home, stop)
             if coordinator is None:
@@ -143,7 +135,7 @@ class _Node:
             self._stop.begin()
             if len(self._roles) > 1:
                 await self._shared.announce_end()
-            for role in _STOP_ORDER:
+            for role in STOP_ORDER:
                 if role in self._running:
                     self._stops[role].set()
                     await asyncio.wait({self._running[role]})

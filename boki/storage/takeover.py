@@ -26,7 +26,7 @@ from boki.storage.shards import Shard
 from boki.storage.state import Checkpoint, set_order
 
 _REPEAT_US: Final = 1_000_000
-_MOST_PATIENCE_US: Final = 16_000_000
+_LONGEST_REPEAT_US: Final = 16_000_000
 _STANDSTILL_US: Final = 3_000_000
 _PART_BYTES: Final = 1 << 20
 _FRESH_US: Final = 5_000_000
@@ -68,7 +68,7 @@ class Takeover:
         self.is_needed = False
         self._asked_at = -_REPEAT_US
         self._asked_count = 0
-        self._patience_us = _REPEAT_US
+        self._repeat_us = _REPEAT_US
         """How long a part may take before another peer is asked, from the beginning. An answer that is late for its
         question doubles it: else a state whose every part takes longer would never come.
         """
@@ -87,7 +87,7 @@ class Takeover:
         if positions != self._positions or follower.term == follower.chain.current.term:
             self._positions, self._moved_at = positions, now_us
         is_stuck = now_us - self._moved_at > _STANDSTILL_US
-        if not (self.is_needed or is_stuck) or now_us - self._asked_at < self._patience_us:
+        if not (self.is_needed or is_stuck) or now_us - self._asked_at < self._repeat_us:
             return
         registered = [member.node for member in members.of(Role.STORAGE)]
         names = dict.fromkeys((*registered, *follower.chain.current.storage))
@@ -99,7 +99,7 @@ class Takeover:
     def take(self, sender: NodeId, message: StateFetched, now_us: int) -> Checkpoint | Send | Trace | None:
         """A part has come. → the state, if it was the last; else the next question, if this answers the last one"""
         if message.request != self._asked_count:
-            self._patience_us = min(2 * self._patience_us, _MOST_PATIENCE_US)
+            self._repeat_us = min(2 * self._repeat_us, _LONGEST_REPEAT_US)
             return None
         if message.offset == 0:
             self._snapshot, self._parts = message.snapshot, bytearray()
@@ -118,7 +118,7 @@ class Takeover:
     def done(self) -> None:
         """The node continues by itself again."""
         self.is_needed = False
-        self._patience_us = _REPEAT_US
+        self._repeat_us = _REPEAT_US
 
 
 def _decode(data: bytes) -> Checkpoint:

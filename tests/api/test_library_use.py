@@ -116,6 +116,10 @@ def test_errors_name_the_librarys_decorator_and_its_options() -> None:
     """A user of the library has never written `@function`."""
     with pytest.raises(ConfigError, match=r"^@schedule has no option zon; did you mean zone\? Its options: every_s, "):
         schedule(5.0, zon="CET")
+    with pytest.raises(
+        ConfigError, match=r"^@schedule has no option zone; did you mean name\? Its options: every_s, name, "
+    ):
+        schedule(5.0, zone="CET")  # a setting that the decorator does not take
     with pytest.raises(ConfigError, match=r"is decorated twice: leave one @function or @schedule$"):
 
         @schedule(5.0)

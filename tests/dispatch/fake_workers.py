@@ -123,7 +123,7 @@ class Shell:
         call = call_of(function, is_tried=True, **options)
         process = self.workers[worker]
         process.calls[ticket] = Inside(ticket, call, -1, begun=True)
-        effects = self.dispatch.submit(ticket, call, self.now_us, until_gone=True, there=worker)
+        effects = self.dispatch.submit(ticket, call, self.now_us, until_gone=True, begun_by=worker)
         if any(isinstance(effect, AnswerCall) and effect.ticket == ticket for effect in effects):
             del process.calls[ticket]
         else:

@@ -377,8 +377,8 @@ def test_starts_that_share_a_name_are_told_apart() -> None:
     tries = [OwnTry(-1 - number, call, 1) for number, call in enumerate(calls)]
     for begun in tries:
         own.keep(begun)
-    assert own.taken(calls[1], 1) is tries[1]
-    assert own.taken(calls[2], 1) is tries[2]
+    assert own.take(calls[1], 1) is tries[1]
+    assert own.take(calls[2], 1) is tries[2]
     for begun in tries:
         own.drop(begun, cancelled.append)
     assert cancelled == [-1] and not own._waiting
@@ -393,9 +393,9 @@ def test_an_outcome_is_told_once_whenever_it_is_asked_for() -> None:
         own.keep(begun)
         if is_early:
             begun.end(Outcome(None, None))
-        assert own.taken(call, 2) is None
-        assert own.taken(call, 1) is begun
-        assert own.taken(call, 1) is None
+        assert own.take(call, 2) is None
+        assert own.take(call, 1) is begun
+        assert own.take(call, 1) is None
         begun.tell(told.append)
         if not is_early:
             assert len(told) == 1

@@ -148,7 +148,7 @@ def test_a_state_comes_however_long_its_parts_take(monkeypatch: pytest.MonkeyPat
             assert part.size_bytes > 3 * 20
             under_way.append((now_us + 1_500_000, question.to, part))
     assert len(came) == 1
-    assert taking._patience_us == 1_000_000
+    assert taking._repeat_us == 1_000_000
 
 
 def test_a_node_that_is_ahead_takes_nothing() -> None:

@@ -409,20 +409,21 @@ class CallBook:
         self.ledger.learn(record.seqnum, record.time, entry)
         return entry.outcome if isinstance(entry, Finished) else None
 
-    async def find(self, invocation_id: str, patience_s: float | None = None) -> tuple[CallEntry, Record] | None:
+    async def find(self, invocation_id: str, timeout_s: float | None = None) -> tuple[CallEntry, Record] | None:
         """The last record of a call that somebody asks for by its id; None if there is no such call.
 
-        As it is now: another engine may just have told the asker its id, its end, or that it was run again. If the log
-        does not tell that within `patience_s`, as this engine has it, if it has the call: that there is none is for the
-        log to say (seed 960432). None: it is waited for.
+        The log is asked, because another engine may just have changed the call. If it does not answer within
+        `timeout_s`, this is what this engine has of the call; only the log may say that there is none, and is waited
+        for then. None: it is waited for in any case.
         """
-        try:
-            async with asyncio.timeout(patience_s):
-                return await self.last(invocation_id, fresh=True)
-        except (TimeoutError, DeadlineExceeded, Unavailable):
-            if patience_s is None:
-                raise
-            return await self.last(invocation_id) or await self.last(invocation_id, fresh=True)
+        if timeout_s is None or timeout_s > 0:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    return await self.last(invocation_id, fresh=True)
+            except (TimeoutError, DeadlineExceeded, Unavailable):
+                if timeout_s is None:
+                    raise
+        return await self.last(invocation_id) or await self.last(invocation_id, fresh=True)
 
     async def last(self, invocation_id: str, *, fresh: bool = False) -> tuple[CallEntry, Record] | None:
         """The call's last record, as this engine has it or as it is now; None if there is none."""

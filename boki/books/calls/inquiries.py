@@ -43,7 +43,7 @@ from boki.protocol.calls import OVER, CallFilter, CallPage, InvocationState, Mov
 _SCANNED: Final = 2_000
 """Maximum number of ended calls that one page of a list looks at; the next page continues."""
 _READ_AT_ONCE: Final = 200
-_PATIENCE_S: Final = 1.0
+_ANSWER_S: Final = 1.0
 """Whoever looks at a call is told what is known of it, also while the log has no majority."""
 
 
@@ -58,7 +58,8 @@ class Inquiries:
     async def state(self, invocation_id: str, wait_s: float = 0.0) -> InvocationState:
         """What is known of a call, after waiting at most `wait_s` for its end. `NoSuchInvocation`
 
-        As of now; as this engine has it, if the log does not tell within a second or what is left of `wait_s`.
+        As of now. It is as this engine has it if the wait has run out, which has followed the log until then, or if the
+        log does not answer within a second.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + wait_s
@@ -68,8 +69,7 @@ class Inquiries:
             if ended is not None:
                 return ended_state(*ended)
             left_s = until - loop.time()
-            patience_s = min(left_s, _PATIENCE_S) if wait_s > 0 else _PATIENCE_S
-            entry, record = await self._find(invocation_id, patience_s)
+            entry, record = await self._find(invocation_id, min(left_s, _ANSWER_S) if wait_s > 0 else _ANSWER_S)
             left_s = until - loop.time()
             if isinstance(entry, Finished) or left_s <= 0:
                 return await self._state_of(entry, record)
@@ -207,8 +207,8 @@ class Inquiries:
             return listed_state(waiting)
         return await self._state_of(*known)
 
-    async def _find(self, invocation_id: str, patience_s: float | None = None) -> tuple[CallEntry, Record]:
-        found = await self._book.find(invocation_id, patience_s) if _is_id(invocation_id) else None
+    async def _find(self, invocation_id: str, timeout_s: float | None = None) -> tuple[CallEntry, Record]:
+        found = await self._book.find(invocation_id, timeout_s) if _is_id(invocation_id) else None
         if found is None:
             kept = f"what has ended is kept for {self._keep_s / 3600:g} h"
             why = kept if _is_id(invocation_id) else "an id has 32 hex digits"

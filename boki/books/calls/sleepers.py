@@ -70,15 +70,6 @@ class Sleepers:
     def __contains__(self, invocation_id: str) -> bool:
         return invocation_id in self._asleep
 
-    @property
-    def alarm_count(self) -> int:
-        """Times that are kept, those of calls included that are asleep no more."""
-        return len(self._alarms)
-
-    def alarms(self) -> list[PackedCall]:
-        """The calls that are woken when their time comes."""
-        return list(filter(self._is_asleep, self._alarms))
-
     def stop(self) -> None:
         """Wake nobody any more."""
         self._is_open = False
@@ -116,7 +107,7 @@ class Sleepers:
             self._port.watch(wake.book, wake.tag, wake.min_seqnum, sleeper)
         if call.due_us and self._is_open and self._asleep.get(call.id) is sleeper:
             self._alarms.add(call)
-            if self.alarm_count > 2 * len(self._asleep) + _SPARE_TIMES:
+            if len(self._alarms) > 2 * len(self._asleep) + _SPARE_TIMES:
                 self._alarms.keep(self._is_asleep)
             self._set_timer()
 

@@ -13,9 +13,9 @@ from boki.protocol.calls import Call, Outcome
 from boki.worker.frames import InvokeLater, is_try_of
 
 
-def is_sound(link: WorkerLink, frame: InvokeLater) -> bool:
-    """Whether the worker may try the call of the frame under that ticket: one of its own, later than all before, for a
-    call that is to be logged at once under a chosen id. User code runs in it.
+def admit_try(link: WorkerLink, frame: InvokeLater) -> bool:
+    """Take note of the ticket under which the worker tries the call of the frame. False: it may not, since the ticket
+    must be its own and later than all before, and the call be logged at once under a chosen id. User code runs in it.
     """
     if frame.call.chosen is None or frame.delay_s or frame.key is not None:
         return False
@@ -70,7 +70,7 @@ class OwnTries:
         """A worker has begun it."""
         self._waiting[_key(begun.call)] = begun
 
-    def taken(self, call: Call, number: int) -> OwnTry | None:
+    def take(self, call: Call, number: int) -> OwnTry | None:
         """The try of this call, if a worker has begun it with the functions of this number."""
         if (begun := self._waiting.get(_key(call))) is None:
             return None

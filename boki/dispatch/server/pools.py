@@ -39,7 +39,7 @@ from boki.dispatch.server.machine import affordable_workers, resident_bytes
 from boki.dispatch.server.module_news import tell_changes, tell_of
 from boki.dispatch.server.modules import Modules
 from boki.dispatch.server.origins import Origin
-from boki.dispatch.server.own_tries import OwnTries, OwnTry, is_sound
+from boki.dispatch.server.own_tries import OwnTries, OwnTry, admit_try
 from boki.dispatch.server.processes import Processes
 from boki.dispatch.server.streams import Streams
 from boki.dispatch.server.worker_link import LogDoor, WorkerLink
@@ -246,7 +246,7 @@ class FunctionHost:
         A call that is past its deadline ends at once for its caller, or `until_gone` when nothing of it is left. `take`
         is given what it streams.
         """
-        if call.is_tried and (begun := self._own_tries.taken(call, self.functions_number)) is not None:
+        if call.is_tried and (begun := self._own_tries.take(call, self.functions_number)) is not None:
             begun.tell(done)
             return begun.ticket
         ticket = next(self._tickets)
@@ -268,7 +268,7 @@ class FunctionHost:
         begun = OwnTry(ticket, msgspec.structs.replace(call, is_tried=True), self.functions_number)
         watch = self._watch_calls
         self._done[ticket] = begun.end if watch is None else watch.watched(ticket, begun.call, begun.end)
-        self._perform(self._dispatch.submit(ticket, begun.call, now_us(), until_gone=True, there=worker))
+        self._perform(self._dispatch.submit(ticket, begun.call, now_us(), until_gone=True, begun_by=worker))
         if begun.is_over:  # dispatch has refused it, and watches over it no longer
             self._send(worker, Cancel(ticket))
         else:
@@ -396,7 +396,7 @@ class FunctionHost:
                 self._perform(dispatch.child_called(worker, parent, request, ticket, call, now_us()))
             case Streamed():
                 self.streams.deliver(worker, frame)
-            case InvokeLater(tried=tried) if tried and not is_sound(link, frame):
+            case InvokeLater(tried=tried) if tried and not admit_try(link, frame):
                 self.misbehaved(link, f"tried a call under the ticket {tried}")
             case InvokeLater():
                 self._log_later(link, frame)

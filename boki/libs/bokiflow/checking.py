@@ -79,9 +79,9 @@ async def check(workflow: Runnable, recorded: Recorded) -> Checked:
             unread = _answer(machine, way, reads.end)
             if unread:
                 break
+        if isinstance(machine.halted, NoThread):
+            raise machine.halted
         found = machine.diverged
-        if isinstance(found, NoThread):
-            raise found
         if found is None and not unread and recorded.has_ended and not machine.is_over:
             waits = ", ".join(map(str, machine.open_commands)) or "a timer or a message"
             found = diverged(workflow.name, "the end of the workflow", f"waits for {waits}")

@@ -128,7 +128,7 @@ class Execution:
             await self._ended
         if self.journal.is_overtaken:
             raise Overtaken
-        for error in (self.journal.error, self._error, self._suspend, self.machine.diverged):
+        for error in (self.journal.error, self._error, self._suspend, self.machine.halted):
             if error is not None:
                 raise error
         try:
@@ -240,7 +240,7 @@ class Execution:
     def _deliver(self) -> None:
         """Deliver what has come, unless the workflow is paused: then only what ends the pause."""
         letters = self.inbox.letters
-        while letters and not self._ended.done() and self.machine.diverged is None and not self._keeper.is_busy:
+        while letters and not self._ended.done() and self.machine.halted is None and not self._keeper.is_busy:
             if self._pause.holds(letters):
                 return
             self._hand_over(letters.popleft())
@@ -276,7 +276,7 @@ class Execution:
         machine = self.machine
         if self._ended.done():
             return
-        if machine.diverged is not None:
+        if machine.halted is not None:
             self.end()
             return
         if machine.marks:

@@ -10,7 +10,7 @@ what is still open is handed out to be carried out, and the execution is live.
 
 **Divergence.** A command carries its name and a digest of its arguments, and so does its record, also that of an intent
 to run it at most once. If they differ, or such a record is about a command that was never started, nothing is delivered
-any more: `diverged` says what was recorded and what the code did instead.
+any more: `halted` says what was recorded and what the code did instead.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Machine:
         self.is_live = False
         self.is_at_end = not history.entries
         """Whether the journal has nothing more to replay."""
-        self.diverged: Diverged | NoThread | None = None
+        self.halted: Diverged | NoThread | None = None
         """Why nothing is delivered any more."""
         self.started: list[Command] = []
         """What is to be carried out, once it is taken: see `take_started`."""
@@ -172,7 +172,7 @@ class Machine:
 
     def replay(self, entry: Entry, seqnum: int) -> None:
         """The next record of the journal. Messages up to its `seen` were delivered before."""
-        if self.diverged is None:
+        if self.halted is None:
             self.replayed += 1
             self.is_at_end = entry is self._history.entries[-1]
             if self.apply(entry.fact, entry.at_us):
@@ -209,7 +209,7 @@ class Machine:
 
     def deliver(self, seqnum: int, at_us: int, note: Note, stood_at: int = 0) -> None:
         """The next message of the inbox. `stood_at`: it is a copy of one of another inbox, which stood there."""
-        if self.diverged is None:
+        if self.halted is None:
             if self._commands or self.due_timer() is not None:
                 self.raced = seqnum
             self.seen, self.seen_at = seqnum, stood_at or seqnum
@@ -256,7 +256,7 @@ class Machine:
     def _run(self) -> None:
         """Run the body until it is quiet, and again while a condition that it waits for has come true."""
         self.loop.run_until_quiet()
-        while self._conditions and self.diverged is None:
+        while self._conditions and self.halted is None:
             waiting = [pair for pair in self._conditions if not pair[1].done()]
             self._conditions = [pair for pair in waiting if not self._context.run(_settle, *pair)]
             if len(self._conditions) == len(waiting):
@@ -267,9 +267,14 @@ class Machine:
 
     async def lose(self, error: NoThread) -> NoReturn:
         """End this execution, and not the body: the code that asks for it waits until the machine is put away."""
-        self.diverged = self.diverged or error
+        self.halted = self.halted or error
         while True:
             await self.loop.create_future()
+
+    @property
+    def diverged(self) -> Diverged | None:
+        """How the code and the journal differ; None: nothing is known of it."""
+        return self.halted if isinstance(self.halted, Diverged) else None
 
     @property
     def may_continue(self) -> bool:
@@ -316,7 +321,7 @@ class Machine:
     @property
     def is_reading(self) -> bool:
         """Whether the body has asked something of the log."""
-        return bool(self._questions) and self.diverged is None
+        return bool(self._questions) and self.halted is None
 
     def take_questions(self) -> list[tuple[Any, FlowFuture[Any]]]:
         """What the body has asked, in order."""
@@ -461,10 +466,10 @@ class Machine:
                 command.said = fact
 
     def _diverge(self, recorded: Done | Fired | Intended, started: str = "") -> None:
-        if self.diverged is None:
+        if self.halted is None:
             command = self._commands.get(recorded.n)
             did = started or (f"started {command}" if command is not None else "did not start it")
-            self.diverged = diverged(self.name, describe(recorded), did)
+            self.halted = diverged(self.name, describe(recorded), did)
 
 
 def _settle(condition: Callable[[], bool], future: FlowFuture[None]) -> bool:

@@ -129,8 +129,8 @@ async def ask_query(
         )
 
     def ask(machine: Machine, context: Variables) -> Any:
-        if machine.diverged is not None:
-            raise machine.diverged
+        if machine.halted is not None:
+            raise machine.halted
         return context.run(machine.mailbox.query, query, payload)
 
     return await at_the_end(logbook, workflow, invocation_id, flow_id, history, begun_with, ask)
@@ -173,8 +173,8 @@ async def at_the_end(
     try:
         while await between_tasks(lambda: next(replaying, _OVER)) is not _OVER:
             await _answer(machine, reads_by)
-        if isinstance(machine.diverged, NoThread):
-            raise machine.diverged
+        if isinstance(machine.halted, NoThread):
+            raise machine.halted
         return await between_tasks(partial(look, machine, context))
     finally:
         machine.put_away()

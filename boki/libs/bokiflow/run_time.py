@@ -167,7 +167,7 @@ class Leaving:
     def _is_quiet(self) -> bool:
         """Whether a new run would do nothing that this one has begun."""
         machine = self._machine
-        if machine.is_over or machine.diverged is not None or machine.mailbox.answers:
+        if machine.is_over or machine.halted is not None or machine.mailbox.answers:
             return False
         is_busy = self._carrier.is_under_way or self._keeper.is_writing
         return not is_busy and self._shell.background_count <= self._is_under_way

@@ -29,13 +29,13 @@ from boki.extending import (
     Failure,
     Payload,
     ValueCodec,
-    check_names,
     check_retry,
     check_seconds,
     codec_for,
     decode_any,
     encode_any,
     failure_of,
+    refuse_options,
 )
 from boki.libs.bokiflow.digests import digest_of
 from boki.libs.bokiflow.records import Result
@@ -267,7 +267,7 @@ class StepDecorator:
             raise ConfigError(
                 "should_retry is a field of Retry: write @step(retry=Retry(should_retry=...))", field="should_retry"
             )
-        check_names("@step", options, _OPTIONS)
+        refuse_options("@step", (name for name in options if name not in _OPTIONS), _OPTIONS)
         chosen = StepOptions(**options)
         if fn:
             return Step(fn[0], chosen)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Final, Protocol
 
 from boki.log.ids import NodeId, Term
-from boki.log.membership import Member, Role
+from boki.log.membership import STOP_ORDER, Member, Role
 from boki.log.view import View
 from boki.protocol.messages import InstallMembership, InstallPlacement, InstallPlan, InstallView
 from boki.verify.sim.clockwork import Clockwork
@@ -20,8 +20,6 @@ from boki.verify.sim.coordinator import Coordinator, News, Session
 _BACK_US: Final = 20_000
 """After this long what has ended by itself begins again."""
 _AGAIN_US: Final = 100_000
-_STOP_ORDER: Final = (Role.GATEWAY, Role.ENGINE, Role.CONTROLLER, Role.STORAGE, Role.SEQUENCER)
-"""As `boki.node.run._STOP_ORDER`: a role is gone before those that serve it."""
 
 
 class Played(Protocol):
@@ -247,7 +245,7 @@ class NodeHost:
             if self.roles[0].core is not None:
                 self.roles[0].drain()
             return
-        roles = [role for kind in _STOP_ORDER for role in self.roles if role.role is kind and role.is_up]
+        roles = [role for kind in STOP_ORDER for role in self.roles if role.role is kind and role.is_up]
         if roles and self.session is not None:
             self._stopping = roles
             for role in self._aboard:

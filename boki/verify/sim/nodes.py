@@ -312,7 +312,7 @@ class Node:
             return
         self.clock.after(_TICK_US, self._tick, generation)
         if self._inbox and not self._is_scheduled:  # what could wait for a tick
-            self._drain(generation)
+            self._take_inbox(generation)
         if self.core is not None and generation == self.generation:
             self._run(self.core.tick, self.now_us())
 
@@ -335,9 +335,9 @@ class Node:
 
     def _schedule(self) -> None:
         self._is_scheduled = True
-        self.clock.after(int(self.clock.schedule_rng.random() * 200), self._drain, self.generation)
+        self.clock.after(int(self.clock.schedule_rng.random() * 200), self._take_inbox, self.generation)
 
-    def _drain(self, generation: int) -> None:
+    def _take_inbox(self, generation: int) -> None:
         if generation != self.generation:
             return
         self._is_scheduled = False

@@ -35,8 +35,9 @@ class StrayAlarms:
     def _find(self, engine: LoggedEngine) -> Iterator[str]:
         calls = engine.calls
         sleepers, ledger, me = calls._sleepers, calls._book.ledger, calls._me  # noqa: SLF001 - nothing else needs them
-        standing = sleepers.alarms()
-        if len(standing) < sleepers.alarm_count:
+        kept = list(sleepers._alarms)  # noqa: SLF001
+        standing = list(filter(sleepers._is_asleep, kept))  # noqa: SLF001
+        if len(standing) < len(kept):
             self._world.clock.sometimes("a call was awake before its alarm rang")
         for call, count in Counter(standing).items():
             is_awake = call.id in calls._mine  # noqa: SLF001

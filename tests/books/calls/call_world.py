@@ -21,6 +21,7 @@ from boki.log.limits import DEFAULT_LIMITS, Limits
 from boki.log.memory import MemoryLog
 from boki.log.metalog import Positions
 from boki.log.operations import Answer, Failure, Found, Operation, Read
+from boki.log.record import Record
 from boki.protocol.calls import Call, Outcome, Payload
 
 T = TypeVar("T")
@@ -206,11 +207,15 @@ class CallWorld:
         self.ran.append(call)
         return await self.bodies.get(call.function, echo)(call)
 
-    def entries(self) -> list[Entry]:
-        """What the book says, in order."""
+    def records(self) -> list[Record]:
+        """The book, in order."""
         found = self.log.answer(Read(BOOK, limit=10_000), now_us())
         assert isinstance(found, Found)
-        return [CODEC.decode(record.data) for record in records_of(found)]
+        return list(records_of(found))
+
+    def entries(self) -> list[Entry]:
+        """What the book says, in order."""
+        return [CODEC.decode(record.data) for record in self.records()]
 
     def finished(self) -> list[Finished]:
         """The outcomes that are recorded."""

@@ -11,28 +11,10 @@ import pytest
 from boki.books.calls import inquiries
 from boki.books.calls.ledger import Accepted, Finished
 from boki.books.calls.logged_calls import LoggedCalls
-from boki.errors import (
-    BokiError,
-    CallCancelled,
-    FunctionFailed,
-    NoSuchInvocation,
-    Overloaded,
-    Trimmed,
-    WrongState,
-)
+from boki.errors import BokiError, CallCancelled, FunctionFailed, NoSuchInvocation, Overloaded, Trimmed, WrongState
 from boki.protocol.calls import Call, CallFilter, CallStatus, InvocationState, Outcome
 from boki.retry import Retry
-from tests.books.calls.call_world import (
-    CallWorld,
-    Fault,
-    Gate,
-    a_call,
-    echo,
-    failing,
-    now_us,
-    run,
-    time_passes,
-)
+from tests.books.calls.call_world import CallWorld, Fault, Gate, a_call, echo, failing, now_us, run, time_passes
 from tests.books.calls.test_taken_over import Cluster, with_engines
 
 

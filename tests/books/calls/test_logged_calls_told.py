@@ -99,6 +99,21 @@ def test_what_is_known_of_a_call_is_told_without_a_majority(wait_s: float, longe
     run(scenario())
 
 
+def test_a_wait_that_has_run_out_asks_the_log_nothing_more() -> None:
+    """The engine has followed the log all the time."""
+
+    async def scenario() -> None:
+        world = CallWorld()
+        calls = await world.start()
+        await calls.accept(a_call(1), delay_s=3600)
+        before = len(world.port.operations)
+        assert (await calls.state(a_call(1).id, 20)).state == "accepted"
+        assert not any(isinstance(each, Read) and each.fresh for each in world.port.operations[before:])
+        await calls.stop()
+
+    run(scenario())
+
+
 def test_a_run_reads_nothing_of_its_call_after_its_own_records() -> None:
     """Each was appended on the condition that nothing had come in between, however much there is of other calls."""
 

@@ -16,7 +16,7 @@ from boki.log.operations import Answer, Operation, Read
 from boki.log.record import Page, Record
 from boki.protocol.calls import Call, ChosenId, Outcome, Payload, Suspension
 from boki.retry import Retry
-from tests.books.calls.call_world import CallWorld, Gate, a_call, echo, failing, now_us, run, time_passes
+from tests.books.calls.call_world import CallWorld, FaultyPort, Gate, a_call, echo, failing, now_us, run, time_passes
 from tests.books.calls.test_taken_over import Cluster, with_engines
 
 
@@ -49,6 +49,20 @@ class Leaving(Gate):
         except asyncio.CancelledError:
             await self.left.wait()
             raise
+
+
+def hold_back(port: FaultyPort) -> asyncio.Event:
+    """Let an engine hear of no new record until the event is set."""
+    answer, may_follow = port._answer, asyncio.Event()
+
+    async def held(operation: Operation) -> Answer:
+        found = await answer(operation)
+        if isinstance(operation, Read) and operation.wait_us:
+            await may_follow.wait()
+        return found
+
+    port._answer = held  # type: ignore[method-assign]
+    return may_follow
 
 
 def start(number: int, attempts: int = 4) -> Call:
@@ -112,16 +126,7 @@ def test_an_old_body_does_not_end_a_new_life_that_its_engine_began_before_it_rea
 
     @with_engines("a", "b")
     async def scenario(cluster: Cluster) -> None:
-        port = cluster.engines["a"].port
-        answer, may_follow = port._answer, asyncio.Event()
-
-        async def held(operation: Operation) -> Answer:
-            found = await answer(operation)
-            if isinstance(operation, Read) and operation.wait_us:
-                await may_follow.wait()
-            return found
-
-        port._answer = held
+        may_follow = hold_back(cluster.engines["a"].port)
         body = cluster.bodies["body"] = Gate()
         calls = cluster.engines["a"].calls
         await calls.accept(start(1))
@@ -144,15 +149,7 @@ def test_an_old_body_that_ends_by_itself_ends_no_new_life_that_its_engine_began(
 
     @with_engines("a", "b")
     async def scenario(cluster: Cluster) -> None:
-        port = cluster.engines["a"].port
-        answer, may_follow = port._answer, asyncio.Event()
-
-        async def held(operation: Operation) -> Answer:
-            found = await answer(operation)
-            if isinstance(operation, Read) and operation.wait_us:
-                await may_follow.wait()
-            return found
-
+        may_follow = hold_back(cluster.engines["a"].port)
         old = Gate()
 
         async def ends(call: Call) -> Outcome:
@@ -163,7 +160,6 @@ def test_an_old_body_that_ends_by_itself_ends_no_new_life_that_its_engine_began(
                 return Outcome(None, None, suspended=Suspension(now_us() + 3_600_000_000))
             return Outcome(Payload("json", b'"of the old life"'), None)
 
-        port._answer = held
         cluster.bodies["body"] = ends
         calls = cluster.engines["a"].calls
         await calls.accept(start(1))

@@ -16,15 +16,13 @@ from unittest.mock import patch
 from boki import Context, DeadlineExceeded, FunctionFailed
 from boki.api.append_gatherer import AppendGatherer
 from boki.api.function import Function
-from boki.api.log_calls import records_of
-from boki.books.calls.ledger import BOOK
 from boki.extending import invocation_id_of
 from boki.libs.bokiflow import Workflow
 from boki.libs.bokiflow.hooks import Hooks, installed
 from boki.libs.bokiflow.records import CancelRequested, encode_note, inbox_tag
 from boki.log.chunk import Group, encode_chunk
 from boki.log.metalog import Positions
-from boki.log.operations import Answer, Append, Found, Operation, Read
+from boki.log.operations import Answer, Append, Operation
 from boki.protocol.calls import Call, Outcome, Payload
 from boki.verify.sim import flow_work
 from boki.verify.sim.call_promises import find_wrong_promises
@@ -72,9 +70,7 @@ class Machine(CallWorld):
 
     def wrong_promises(self) -> list[str]:
         """What is wrong in the book of logged calls."""
-        found = self.log.answer(Read(BOOK, limit=10_000), now_us())
-        assert isinstance(found, Found)
-        return [str(each) for each in find_wrong_promises(records_of(found))]
+        return [str(each) for each in find_wrong_promises(self.records())]
 
     @contextmanager
     def _prepared(self) -> Iterator[None]:

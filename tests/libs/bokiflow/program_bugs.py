@@ -44,8 +44,8 @@ def _compensations_in_order() -> AbstractContextManager[Any]:
     return patch.object(Body, "_compensate", compensated)
 
 
-def _compensations_end_with_a_second_one() -> AbstractContextManager[Any]:
-    """The last of several compensations is left out."""
+def _one_compensation_is_left_out() -> AbstractContextManager[Any]:
+    """The compensation that would run last is left out."""
     compensate = Body._compensate
 
     async def compensated(self: Body, cause: BaseException) -> None:
@@ -92,7 +92,7 @@ def _validators_are_not_asked() -> AbstractContextManager[Any]:
 BUGS: Final = {
     "an update is not deduplicated": _updates_are_repeated,
     "compensations run in the order of what they undo": _compensations_in_order,
-    "one compensation is left out": _compensations_end_with_a_second_one,
+    "one compensation is left out": _one_compensation_is_left_out,
     "continue-as-new loses kept messages": _kept_messages_are_lost,
     "children are left alone": _children_are_left_alone,
     "children are killed": _children_are_killed,

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 import boki.testing
+from boki import FunctionFailed
 from boki.libs.bokiflow import Handle, Limit, flow, workflow
 
 RAN: list[str] = []
@@ -40,7 +41,7 @@ async def cancelled_in_the_queue(ctx: boki.testing.Context) -> tuple[Handle[str]
 async def cancel(handle: Handle[str]) -> None:
     """Have it end so."""
     await handle.cancel("not wanted")
-    with pytest.raises(Exception, match="was cancelled"):
+    with pytest.raises(FunctionFailed, match="was cancelled"):
         await handle.result()
 
 

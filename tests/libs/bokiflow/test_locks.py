@@ -10,7 +10,7 @@ import pytest
 import boki.testing
 from boki import FunctionFailed, InvalidArgument
 from boki.extending import CallsById
-from boki.libs.bokiflow import LockLost, WouldDeadlock, flow, step, workflow
+from boki.libs.bokiflow import LockLost, flow, step, workflow
 from boki.libs.bokiflow.blocking import flow as blocking_flow
 from boki.libs.bokiflow.face.queues import Place, Queues
 from boki.libs.bokiflow.hooks import installed
@@ -18,6 +18,7 @@ from boki.libs.bokiflow.locks import watching
 from boki.libs.bokiflow.locks.state import Freed, LockNote, LockQueue, LockRequest, Queued, Wanted, lock_tag
 from boki.libs.bokistore import Store
 from boki.testing import flows
+from tests.libs.bokiflow.classes.state import two_locks
 from tests.libs.bokiflow.crashes import NO_DEATH, AroundSteps, World, after_each_loss, all_deaths
 
 INSIDE: list[str] = []
@@ -147,22 +148,6 @@ async def test_a_wait_that_is_given_up_leaves_the_queue(boki_context: boki.testi
     third = await visitor.start(ctx, {}, id="three")
     assert await second.result() == "gave up"
     assert await third.result() > 0
-
-
-@workflow
-async def two_locks(order: list[str]) -> list[str]:
-    """Takes both locks in this order, and again from the beginning if it would deadlock."""
-    refused = []
-    while True:
-        try:
-            async with flow.lock(order[0]):
-                await flow.sleep(5)
-                async with flow.lock(order[1]):
-                    await flow.store.object("done").increment("")
-                    return refused
-        except WouldDeadlock as error:
-            refused.append(f"{error.details['held']} before {error.details['key']}")
-            await flow.sleep(1)
 
 
 async def test_workflows_that_take_locks_crosswise_do_not_deadlock(

@@ -170,7 +170,9 @@ def a_backup_that_was_away_for_long() -> None:
 
 
 def a_holder_that_cannot_give_its_records() -> None:
-    """Rule 7. A cut is on one backup alone, whose disk cannot read the records; it and another one answer first."""
+    """If it cannot be completed, another majority is tried. A cut is on one backup alone, whose disk cannot read the
+    records; it and another one answer first.
+    """
     changes: list[Change] = []
 
     def script(world: Simulation) -> None:

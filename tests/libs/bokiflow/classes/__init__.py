@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any
 
 import boki.testing
@@ -39,6 +41,13 @@ class Case:
 
 
 CASES: list[Case] = []
+
+
+def all_cases() -> list[Case]:
+    """Those of all modules of this package."""
+    for module in iter_modules(__path__, f"{__name__}."):
+        import_module(module.name)
+    return CASES
 
 
 def case(source: str, *, crashes: bool = True, clusters: bool = True, races: bool = True) -> Callable[[Run], Run]:

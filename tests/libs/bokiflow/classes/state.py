@@ -172,22 +172,24 @@ async def what_a_former_holder_writes_is_refused(ctx: Context) -> None:
     assert await values(ctx, "visits") == [1]
 
 
+@workflow
+async def two_locks(order: list[str]) -> list[str]:
+    """Takes both locks in this order, and again from the beginning if it would deadlock."""
+    refused = []
+    while True:
+        try:
+            async with flow.lock(order[0]):
+                await flow.sleep(5)
+                async with flow.lock(order[1]):
+                    await flow.store.object("done").increment("")
+                    return refused
+        except WouldDeadlock as error:
+            refused.append(f"{error.details['held']} before {error.details['key']}")
+            await flow.sleep(1)
+
+
 @case("wait-die, wound-wait: locks that are taken crosswise")
 async def locks_that_are_taken_crosswise_do_not_deadlock(ctx: Context) -> None:
-    @workflow
-    async def two_locks(keys: list[str]) -> list[str]:
-        refused = []
-        while True:
-            try:
-                async with flow.lock(keys[0]):
-                    await flow.sleep(5)
-                    async with flow.lock(keys[1]):
-                        await flow.store.object("done").increment("")
-                        return refused
-            except WouldDeadlock as error:
-                refused.append(f"{error.details['held']} before {error.details['key']}")
-                await flow.sleep(1)
-
     older = await two_locks.start(ctx, ["a", "b"])
     await ctx.clock.advance(1)
     younger = await two_locks.start(ctx, ["b", "a"])
