@@ -13,6 +13,7 @@ from boki import FunctionFailed
 from boki.client import Client
 from boki.config.loading import DevConfig
 from boki.launch.dev import Dev
+from boki.libs.bokiflow import FlowClient
 
 FUNCTIONS = '''
 """Workflows, and functions that start them and speak to them."""
@@ -179,12 +180,6 @@ async def stuck(_: int) -> int:
 
 
 @function(book="trips")
-async def outlast(ctx: Context) -> list[int]:
-    handles = [await busy.start(ctx, 40), await stuck.start(ctx, 1)]
-    return [await handle.result() for handle in handles]
-
-
-@function(book="trips")
 async def stop(ctx: Context, name: str) -> None:
     handle = await trip.start(ctx, 1, id=name)
     await handle.cancel("test")
@@ -283,14 +278,15 @@ def test_pure_workflows_end_with_their_acceptance_and_effects_wait_for_it(
 
 def test_workflows_outlast_the_deadlines_of_their_runs(tmp_path: Path) -> None:
     """One is busy for twice as long as a run may be. The step of the other one does not let itself be cancelled, so its
-    run is lost at the deadline, and the attempt has timed out.
+    run is lost at the deadline, with its worker, and the attempt has timed out.
     """
 
     async def scenario() -> None:
         async with running(tmp_path) as client:
-            runs, attempt = await client.invoke("outlast", timeout_s=30)
-            assert runs >= 3
-            assert attempt == 2
+            flows = FlowClient(client)
+            long, late = await flows.start("busy", 40), await flows.start("stuck", 1)
+            assert await long.result() >= 3
+            assert await late.result() == 2
 
     uvloop.run(scenario())
 
