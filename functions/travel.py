@@ -20,7 +20,7 @@ import msgspec
 
 from boki import Context, Retry, TerminalError, function
 from boki.libs.bokiflow import flow, step, workflow
-from boki.libs.bokiflow.state import FlowTransaction
+from boki.libs.bokiflow.storing import FlowTransaction
 from boki.libs.bokistore import Store, Transaction
 
 BOOK = "travel"

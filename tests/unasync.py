@@ -105,7 +105,7 @@ CLASSES_REPLACED = [
 
 
 FLOW_FOLDER = BOKI / "libs/bokiflow"
-FLOW_TWINS = {"client.py": "client_blocking.py"}
+FLOW_TWINS = {"client.py": "client_blocking.py", "storing.py": "storing_blocking.py"}
 FLOW_REPLACED = [
     *PLAIN[:2],
     ("await ", ""),
@@ -115,6 +115,25 @@ FLOW_REPLACED = [
     ("client: Client", "client: BlockingClient"),
     ("FlowClient", "BlockingFlowClient"),
     ("FlowHandle", "BlockingFlowHandle"),
+    (
+        "of `async def` workflows: objects and records of the workflow's own LogBook.",
+        "of `def` workflows: made from `storing`.",
+    ),
+    ("import Awaitable, Callable, Iterable\n", "import Callable, Iterable\n"),
+    ("Awaitable[R]", "R"),
+    ("__aenter__", "__enter__"),
+    ("__aexit__", "__exit__"),
+    ("    WAY,\n", "    BLOCKING_WAY,\n"),
+    ("import ConflictError, StoredObject\n", "import ConflictError\n"),
+    (
+        "from boki.libs.bokistore.accesses import Access\n",
+        "from boki.libs.bokistore.accesses import Access\nfrom boki.libs.bokistore.blocking import StoredObject\n",
+    ),
+    ("boki.libs.bokistore.way import", "boki.libs.bokistore.way_blocking import"),
+    ("boki.libs.bokistore.StoredObject", "boki.libs.bokistore.blocking.StoredObject"),
+    (" WAY.", " BLOCKING_WAY."),
+    ("(WAY.", "(BLOCKING_WAY."),
+    ('"Way", WAY)', '"Way", BLOCKING_WAY)'),
 ]
 
 

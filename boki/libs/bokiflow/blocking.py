@@ -31,9 +31,10 @@ from uuid import UUID
 from boki.libs.bokiflow.flowing import Child as WaitingChild
 from boki.libs.bokiflow.flowing import flow as waiting
 from boki.libs.bokiflow.locks.block import HeldLock as WaitingHeldLock
+from boki.libs.bokiflow.state import in_block
+from boki.libs.bokiflow.storing_blocking import LOG, STORE, FlowLog, FlowStore
 from boki.libs.bokiflow.threads import Unwind, asked, in_thread
 from boki.libs.bokiflow.work import CallOptions, ParentClose
-from boki.libs.bokistore.paths import Path
 
 if TYPE_CHECKING:
     from boki.libs.bokiflow.workflows import Workflow
@@ -59,24 +60,6 @@ class Child(Generic[R]):
     def result(self) -> R:
         """What it returns, once it has ended; raises what it ended with."""
         return asked(self._child.result, "Child.result")
-
-
-class BlockingFlowStore:
-    """The objects of the workflow's LogBook, one after the other; transactions are for `async def` workflows."""
-
-    def read(self, key: str, path: Path = "", default: Any = None) -> Any:
-        """See `FlowStore.read`."""
-        return asked(lambda: waiting.store.read(key, path, default), "flow.store.read")
-
-    def write(self, key: str, value: Any, path: Path = "") -> None:
-        """See `FlowStore.write`."""
-        asked(lambda: waiting.store.write(key, value, path), "flow.store.write")
-
-    def cond_write(self, key: str, value: Any, *, expected: Any, path: Path = "") -> bool:
-        """See `FlowStore.cond_write`."""
-        return asked(
-            lambda: waiting.store.cond_write(key, value, expected=expected, path=path), "flow.store.cond_write"
-        )
 
 
 class HeldLock:
@@ -116,9 +99,14 @@ class BlockingFlow:
         return waiting.is_replaying
 
     @property
-    def store(self) -> BlockingFlowStore:
+    def store(self) -> FlowStore:
         """See `Flow.store`."""
-        return _STORE
+        return STORE
+
+    @property
+    def log(self) -> FlowLog:
+        """See `Flow.log`."""
+        return LOG
 
     def now(self) -> datetime:
         """See `Flow.now`."""
@@ -187,7 +175,11 @@ class BlockingFlow:
         parent_close: ParentClose = "cancel",
     ) -> Any:
         """See `Flow.call`."""
-        return asked(lambda: waiting.call(target, *payload, id=id, book=book, parent_close=parent_close), "flow.call")
+
+        async def call() -> Any:
+            return await waiting.call(target, *payload, id=id, book=book, parent_close=parent_close)
+
+        return asked(in_block(call), "flow.call")
 
     @overload
     def start(self, target: Workflow[None, R], /, **options: Unpack[CallOptions]) -> Child[R]: ...
@@ -283,5 +275,4 @@ class BlockingFlow:
         waiting.continue_as_new(*payload)
 
 
-_STORE: Final = BlockingFlowStore()
 flow: Final = BlockingFlow()

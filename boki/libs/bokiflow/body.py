@@ -62,7 +62,7 @@ class Body:
         self.children: dict[str, CallWork] = {}
         """Calls that were started and have not ended, as far as the body knows."""
         self.joined: Any = None
-        """The part of its parent's transaction in which it works: a `FlowTransaction`, or None."""
+        """The part of its parent's transaction in which it works: an `OpenTransaction`, or None."""
 
     @property
     def scope(self) -> str:

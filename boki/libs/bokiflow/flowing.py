@@ -24,7 +24,8 @@ from boki.extending import check_seconds
 from boki.libs.bokiflow.body import body_of
 from boki.libs.bokiflow.joining import call_in
 from boki.libs.bokiflow.locks.block import FlowLock, check_lock_key
-from boki.libs.bokiflow.state import LOG, STORE, FlowLog, FlowStore, open_transaction
+from boki.libs.bokiflow.state import open_transaction
+from boki.libs.bokiflow.storing import LOG, STORE, FlowLog, FlowStore
 from boki.libs.bokiflow.work import CallOptions, CallWork, ParentClose
 
 if TYPE_CHECKING:

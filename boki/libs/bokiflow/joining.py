@@ -20,7 +20,7 @@ from boki.libs.bokiflow.asking import Load
 from boki.libs.bokiflow.body import Body
 from boki.libs.bokiflow.joins import Base, Came
 from boki.libs.bokiflow.replaying import Runnable
-from boki.libs.bokiflow.state import FlowTransaction
+from boki.libs.bokiflow.state import OpenTransaction
 from boki.libs.bokiflow.work import CallWork
 from boki.libs.fold.steps import Steps
 
@@ -30,7 +30,7 @@ R = TypeVar("R")
 # the parent
 
 
-async def call_in(body: Body, txn: FlowTransaction, target: Callable[..., Any], call: Callable[[], CallWork]) -> Any:
+async def call_in(body: Body, txn: OpenTransaction, target: Callable[..., Any], call: Callable[[], CallWork]) -> Any:
     """Call a workflow that joins the transaction; its result. If it fails, the transaction cannot commit any more."""
     draft, machine = txn.draft, body.machine
     info = Function.of(target).info
@@ -60,7 +60,7 @@ async def call_in(body: Body, txn: FlowTransaction, target: Callable[..., Any], 
     return Function.of(target).decode_result(came.result)
 
 
-async def _take(body: Body, txn: FlowTransaction, name: str, base: Base, came: Came) -> None:
+async def _take(body: Body, txn: OpenTransaction, name: str, base: Base, came: Came) -> None:
     """Take what a child has used and written into the transaction of its parent."""
     if txn.access.is_over:
         return  # nothing of it is to be committed
@@ -95,7 +95,7 @@ def at_once(steps: Steps[R]) -> R:
 # the child
 
 
-def came_of(workflow: Runnable, txn: FlowTransaction, result: Any) -> Payload:
+def came_of(workflow: Runnable, txn: OpenTransaction, result: Any) -> Payload:
     """The result of a child, with what it has used and written. `WrongState` if a child of its own has failed."""
     txn.check()
     draft = txn.draft

@@ -24,7 +24,7 @@ from boki.libs.bokiflow.keeping import answered
 from boki.libs.bokiflow.machine import Machine
 from boki.libs.bokiflow.records import CODEC, inbox_tag, journal_tag
 from boki.libs.bokiflow.refusals import NoThread
-from boki.libs.bokiflow.state import FlowTransaction
+from boki.libs.bokiflow.state import OpenTransaction
 from boki.libs.bokiflow.stepping import STARTER
 from boki.libs.bokistore.way import Way
 from boki.libs.fold.retrying import until_answered
@@ -203,7 +203,7 @@ async def read_base(logbook: LogBook, invocation_id: str) -> Base | None:
 
 def join(body: Body, base: Base) -> None:
     """Have the body work in the transaction of its parent."""
-    body.joined = FlowTransaction()
+    body.joined = OpenTransaction()
     body.joined.draft.base = base
 
 

@@ -1,52 +1,31 @@
-"""`flow.store` and `flow.log`: objects and records of the workflow's own LogBook, read and written exactly once.
+"""Objects of a workflow's own LogBook, read as of its position and written exactly once: what `flow.store` stands on.
 
-::
-
-    account = flow.store.object("account:1")
-    balance = await account.get("balance")        # no record: a replay reads the same
-    await account.increment("visits")             # one append, with the workflow's own record: once, whatever crashes
-
-    async with flow.store.transaction() as txn:
-        await txn.object("account:1").increment("balance", -10)
-        await txn.object("account:2").increment("balance", 10)
+`storing` has the faces, for `async def` workflows, and `storing_blocking` those for `def` workflows.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextvars import ContextVar, Token
-from functools import wraps
-from types import TracebackType
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast, overload
+from typing import Any, Final, TypeVar, cast
 
-from boki import BokiError, InvalidArgument, NewRecord, Page, Record, WrongState
-from boki.libs.bokiflow.asking import CommitWork, Draft, Load, Look, ReadLast, ReadLog, StoreWork, VersionAt, WriteWork
-from boki.libs.bokiflow.body import Body, body_of
-from boki.libs.bokistore import ConflictError, StoredObject
-from boki.libs.bokistore.accesses import Access, look_all
-from boki.libs.bokistore.json_values import is_same, plain
-from boki.libs.bokistore.paths import Path, parse_path
+from boki import BokiError, InvalidArgument, NewRecord, WrongState
+from boki.libs.bokiflow.asking import Draft, Load, Look, StoreWork, VersionAt, WriteWork
+from boki.libs.bokiflow.body import body_of
+from boki.libs.bokiflow.threads import asked
+from boki.libs.bokistore.accesses import look_all
+from boki.libs.bokistore.parts import OWN_PARTS
 from boki.libs.bokistore.queries import Question
-from boki.libs.bokistore.records import check_object_name
-from boki.libs.bokistore.requests import data_of
-from boki.libs.bokistore.updates import Set, Update
-from boki.libs.bokistore.way import Way
-from boki.libs.fold.arguments import check_count, check_list
+from boki.libs.bokistore.updates import Update
+from boki.libs.fold.arguments import check_list
 from boki.libs.fold.steps import Steps
-from boki.retry import Backoff
 
-T = TypeVar("T")
-P = ParamSpec("P")
 R = TypeVar("R")
 
-CONFLICTS: Final = Backoff(first_s=0.05, longest_s=2.0, tries=12)
-"""How `flow.store.run` makes a transaction again that was in conflict. The pauses are timers of the workflow."""
-MAX_PAGE: Final = 1_000
 
-
-class _Way:
-    """Carries out what a handle of the store wants, within the workflow."""
+class Way:
+    """Carries out what a handle of the store wants, within an `async def` workflow."""
 
     async def run(self, work: Steps[R]) -> R:
         """See `boki.libs.bokistore.way.Way`."""
@@ -54,9 +33,9 @@ class _Way:
         try:
             wanted: Any = next(work)
             while True:
-                asked = machine.start(wanted) if isinstance(wanted, StoreWork) else machine.ask(wanted)
+                doing = machine.start(wanted) if isinstance(wanted, StoreWork) else machine.ask(wanted)
                 try:
-                    answer = await asked
+                    answer = await doing
                 except BokiError as error:
                     wanted = work.throw(error)
                 else:
@@ -64,11 +43,44 @@ class _Way:
         except StopIteration as end:
             return cast("R", end.value)
 
+    async def ask(self, question: Any, what: str = "flow.store") -> Any:
+        """What the log or the store says, as of the workflow's position. `what`: who asks, for refusals."""
+        return await body_of(what).machine.ask(question)
 
-_WAY: Final = cast("Way", _Way())
+    async def write(self, work: StoreWork) -> Any:
+        """Write once; what it came to."""
+        return await body_of("flow.store").machine.start(work)
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait, by a timer of the workflow."""
+        await asyncio.sleep(seconds)
 
 
-class _Current:
+class BlockingWay:
+    """The same for the thread of a `def` workflow."""
+
+    def run(self, work: Steps[R]) -> R:
+        """See `Way`."""
+        return asked(in_block(lambda: WAY.run(work)), "flow.store")
+
+    def ask(self, question: Any, what: str = "flow.store") -> Any:
+        """See `Way`."""
+        return asked(in_block(lambda: WAY.ask(question)), what)
+
+    def write(self, work: StoreWork) -> Any:
+        """See `Way`."""
+        return asked(in_block(lambda: WAY.write(work)), "flow.store")
+
+    def sleep(self, seconds: float) -> None:
+        """See `Way`."""
+        asked(lambda: WAY.sleep(seconds), "flow.store.run")
+
+
+WAY: Final = Way()
+BLOCKING_WAY: Final = BlockingWay()
+
+
+class Current:
     """Objects as of the workflow's position; each update is a write of its own."""
 
     def look(self, name: str, query: Question) -> Steps[Any]:
@@ -105,7 +117,7 @@ class _Current:
         return (yield cast("Any", WriteWork(name, update)))
 
 
-class _Drafted:
+class Drafted:
     """Objects within a transaction."""
 
     def __init__(self, draft: Draft) -> None:
@@ -155,34 +167,34 @@ def _refuse_key(key: str | None) -> None:
         raise InvalidArgument("what a workflow writes is written once, so it has no key: leave it out", field="key")
 
 
-class _Objects:
-    """Whatever has objects."""
+class Part:
+    """A block inside of a transaction's block, which may be undone alone."""
 
-    def __init__(self, access: Access) -> None:
-        self._access = access
+    def __init__(self, draft: Draft) -> None:
+        self._draft = draft
+        self._mark = 0 if draft.core is None else draft.core.mark()
+        self._extra_count = len(draft.extra)
+        self._part = draft.parts.begin()
 
-    @overload
-    def object(self, name: str) -> StoredObject[Any]: ...
-
-    @overload
-    def object(self, name: str, type: type[T]) -> StoredObject[T]: ...
-
-    def object(self, name: str, type: type[T] | None = None) -> StoredObject[T]:  # noqa: A002
-        """The object of that name; see `boki.libs.bokistore.StoredObject`."""
-        body_of("flow.store")
-        return StoredObject(self._access, _WAY, name, type)
+    def end(self, *, is_undone: bool) -> None:
+        """The block has ended; take back what was done in it, if it is undone."""
+        draft = self._draft
+        draft.parts.end(self._part, is_undone=is_undone)
+        if is_undone:
+            del draft.extra[self._extra_count :]
+            if draft.core is not None:
+                draft.core.go_back(self._mark, 0)
 
 
-class FlowTransaction(_Objects):
-    """A transaction of a workflow that has begun: see `FlowStore.transaction`."""
+class OpenTransaction:
+    """A transaction of a workflow that has begun, and what decides whether it may commit."""
 
     def __init__(self) -> None:
         self.draft: Final = Draft()
-        self.access: Final = _Drafted(self.draft)
-        super().__init__(self.access)
+        self.access: Final = Drafted(self.draft)
 
-    def append(self, data: bytes, tags: Iterable[str] = ()) -> None:
-        """Append a record of the application to the book, if and when the transaction commits."""
+    def append(self, data: bytes, tags: Iterable[str]) -> None:
+        """Append a record of the application with the commit."""
         self.draft.parts.used()
         self.draft.extra.append(NewRecord(data, check_list(tags, "tags")))
 
@@ -196,133 +208,35 @@ class FlowTransaction(_Objects):
             raise WrongState(f"this transaction cannot commit, because {draft.failed}: leave its block by that error")
 
 
-_open: ContextVar[FlowTransaction | None] = ContextVar("boki_flow_transaction", default=None)
+_open: ContextVar[OpenTransaction | None] = ContextVar("boki_flow_transaction", default=None)
 
 
-def open_transaction() -> FlowTransaction | None:
+def open_transaction() -> OpenTransaction | None:
     """The transaction in whose block the code runs, or that its workflow has joined."""
     outer = _open.get()
     return outer if outer is not None and not outer.access.is_over else body_of("flow.store").joined
 
 
-class TransactionBlock:
-    """`async with` for a transaction: it commits at the end, unless the block raises."""
-
-    def __init__(self) -> None:
-        self._outer: tuple[FlowTransaction, int, int, int] | None = None
-        self._inner: tuple[FlowTransaction, Token[FlowTransaction | None], Body] | None = None
-
-    async def __aenter__(self) -> FlowTransaction:
-        body = body_of("flow.store.transaction")
-        outer = open_transaction()
-        if outer is not None:
-            if outer.draft.core is None and outer.draft.base is not None:
-                await body.machine.ask(Load(outer.draft, []))  # what it begins with is not undone
-            core = outer.draft.core
-            mark = core.mark() if core is not None else 0
-            self._outer = outer, mark, len(outer.draft.extra), outer.draft.parts.begin()
-            return outer
-        txn = FlowTransaction()
-        self._inner = txn, _open.set(txn), body
-        return txn
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._outer is not None:
-            outer, mark, extra, part = self._outer
-            outer.draft.parts.end(part, is_undone=kind is not None)
-            if kind is not None:
-                del outer.draft.extra[extra:]
-                if outer.draft.core is not None:
-                    outer.draft.core.go_back(mark, 0)
-            return
-        assert self._inner is not None, "it was entered"
-        txn, token, body = self._inner
-        _open.reset(token)
-        txn.access.is_over = True
-        if kind is None:
-            txn.check()
-        if kind is None and not txn.draft.is_empty:
-            await body.machine.start(CommitWork(txn.draft))
+def enter_transaction(txn: OpenTransaction) -> Token[OpenTransaction | None]:
+    """From here on the code is in its block; `leave_transaction` takes what is returned."""
+    return _open.set(txn)
 
 
-class FlowStore(_Objects):
-    """The store in the workflow's LogBook. Reads are as of the workflow's position, and need no record."""
-
-    async def read(self, key: str, path: Path = "", default: Any = None) -> Any:
-        """The value of the object `key`, or at a path in it; `default` if there is none."""
-        return await self.object(key).get(path, default)
-
-    async def write(self, key: str, value: Any, path: Path = "") -> None:
-        """Put the value of the object `key`, or at a path in it. Once, however often the workflow is run."""
-        await self.object(key).set(path, value)
-
-    async def cond_write(self, key: str, value: Any, *, expected: Any, path: Path = "") -> bool:
-        """Put the value if the one that is there is `expected` (None: there is none). Whether it was, in the log's
-        order; what the workflow has read before does not matter.
-        """
-        segments = parse_path(path)
-        if body_of("flow.store").joined is not None:
-            missing = object()
-            found = await self.object(key).get(path, missing)
-            if not is_same(None if found is missing else found, plain(expected)):
-                return False
-            await self.object(key).set(path, value)
-            return True
-        work = WriteWork(check_object_name(key), Set(segments, data_of(value)), (segments, plain(expected)))
-        return bool(await body_of("flow.store").machine.start(work))
-
-    def transaction(self) -> TransactionBlock:
-        """A transaction: `async with flow.store.transaction() as txn`. Inside of another one it is a part of that.
-
-        All that it reads is as of the workflow's position. It commits when the block ends, in one append with the
-        workflow's own record, or raises `ConflictError` and nothing was changed. If the block raises, nothing was.
-        """
-        return TransactionBlock()
-
-    async def run(self, work: Callable[[FlowTransaction], Awaitable[R]], *, backoff: Backoff = CONFLICTS) -> R:
-        """Do the work in a transaction, and again if it conflicts with others; what it returned when it committed."""
-        tries = 0
-        is_inner = open_transaction() is not None
-        while True:
-            try:
-                async with self.transaction() as txn:
-                    return await work(txn)
-            except ConflictError:
-                tries += 1
-                if tries >= backoff.tries or is_inner:
-                    raise
-            if tries > 1:
-                drawn = body_of("flow.store.run").random.random()
-                await asyncio.sleep(backoff.pause_s(tries - 1, drawn))
-
-    def transactional(self, work: Callable[Concatenate[FlowTransaction, P], Awaitable[R]]) -> Callable[P, Awaitable[R]]:
-        """Make a function of a transaction one that is run in a transaction of its own, and again if that conflicts."""
-
-        @wraps(work)
-        async def run(*args: P.args, **kwargs: P.kwargs) -> R:
-            return await self.run(lambda txn: work(txn, *args, **kwargs))
-
-        return run
+def leave_transaction(token: Token[OpenTransaction | None]) -> None:
+    """The code is where it was before."""
+    _open.reset(token)
 
 
-class FlowLog:
-    """The workflow's LogBook, read as of the workflow's position, without a record."""
+def in_block(request: Callable[[], Awaitable[R]]) -> Callable[[], Coroutine[Any, Any, R]]:
+    """A request of a thread, which the loop carries out in the transaction and the parts in which the thread is."""
+    txn, parts = _open.get(), OWN_PARTS.get()
 
-    async def read(
-        self, tag: str | None = None, *, start: int = 0, stop: int | None = None, limit: int = MAX_PAGE
-    ) -> Page:
-        """Records in ascending order, as `LogBook.read` gives them; those behind the position are not there yet."""
-        check_count(limit, "limit", MAX_PAGE)
-        page: Page = await body_of("flow.log").machine.ask(ReadLog(tag, start, stop, limit))
-        return page
+    async def carried_out() -> R:
+        tokens = _open.set(txn), OWN_PARTS.set(parts)
+        try:
+            return await request()
+        finally:
+            _open.reset(tokens[0])
+            OWN_PARTS.reset(tokens[1])
 
-    async def last(self, tag: str | None = None) -> Record | None:
-        """The last record of a tag, or None."""
-        record: Record | None = await body_of("flow.log").machine.ask(ReadLast(tag))
-        return record
-
-
-STORE: Final = FlowStore(_Current())
-LOG: Final = FlowLog()
+    return carried_out

@@ -14,7 +14,7 @@ from typing import Final
 from boki import WrongState
 
 _numbers: Final = count(1)
-_mine: ContextVar[frozenset[int]] = ContextVar("boki.store.parts", default=frozenset())
+OWN_PARTS: Final[ContextVar[frozenset[int]]] = ContextVar("boki.store.parts", default=frozenset())
 """The parts in which this task is."""
 
 
@@ -30,18 +30,18 @@ class Parts:
         """A part begins in this task."""
         number = next(_numbers)
         self._open.add(number)
-        _mine.set(_mine.get() | {number})
+        OWN_PARTS.set(OWN_PARTS.get() | {number})
         return number
 
     def used(self) -> None:
         """This task reads or writes: what others have open can no longer be undone alone."""
         if self._open:
-            self._shared |= self._open - _mine.get()
+            self._shared |= self._open - OWN_PARTS.get()
 
     def end(self, number: int, *, is_undone: bool) -> None:
         """The part is over."""
         self._open.discard(number)
-        _mine.set(_mine.get() - {number})
+        OWN_PARTS.set(OWN_PARTS.get() - {number})
         self._is_broken = self._is_broken or (is_undone and number in self._shared)
 
     def check(self) -> None:

@@ -17,7 +17,7 @@ import msgspec
 
 from boki import Retry
 from boki.libs.bokiflow import WouldDeadlock, flow, step, workflow
-from boki.libs.bokiflow.state import FlowTransaction
+from boki.libs.bokiflow.storing import FlowTransaction
 
 BOOK: Final = "errands"
 DEEDS: Final = "deeds"

@@ -18,7 +18,7 @@ from boki import ConnectionLost, Unavailable
 from boki.api.function import Function
 from boki.api.suspension import Suspend
 from boki.extending import Payload, encode_any
-from boki.libs.bokiflow.hooks import Hooks
+from boki.libs.bokiflow.hooks import Hooks, installed
 from boki.log.memory import MemoryLog
 from boki.log.operations import Answer, Append, Operation
 from boki.protocol.calls import CALLS_BOOK
@@ -256,3 +256,17 @@ def all_deaths(appends: list[int], boundaries: int) -> list[Death]:
         for applied in (False, True)
     ]
     return at_appends + [Death(boundary=n) for n in range(1, boundaries + 1)]
+
+
+async def after_each_death(workflow: Any, payload: Any) -> AsyncIterator[tuple[World, Any]]:
+    """What it comes to with each death of a process, and the world that it leaves."""
+
+    async def run(death: Death) -> tuple[World, Any]:
+        world = World()
+        with installed(AroundSteps(world)):
+            return world, await world.run(workflow, payload, death=death)
+
+    first, found = await run(NO_DEATH)
+    yield first, found
+    for death in all_deaths(first.appends, first.boundaries):
+        yield await run(death)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -13,11 +12,10 @@ from boki import BokiError, InvalidArgument, WrongState
 from boki.api.function import Function
 from boki.libs.bokiflow import flow, step, workflow
 from boki.libs.bokiflow.blocking import flow as blocking_flow
-from boki.libs.bokiflow.hooks import installed
 from boki.libs.bokiflow.keeping import Keeper
 from boki.libs.bokistore import ConflictError, Store
 from boki.libs.bokistore.views import OWN_STREAK
-from tests.libs.bokiflow.crashes import NO_DEATH, AroundSteps, Death, World, all_deaths, in_run
+from tests.libs.bokiflow.crashes import World, after_each_death, in_run
 
 
 @step
@@ -25,20 +23,6 @@ async def other_writes(name: str, value: int) -> int:
     """Somebody else changes an object meanwhile."""
     await Store(step.ctx).object(name).set("", value, key=step.key)
     return value
-
-
-async def after_each_death(workflow: Any, payload: Any) -> AsyncIterator[tuple[World, Any]]:
-    """What it comes to with each death of a process, and the world that it leaves."""
-
-    async def run(death: Death) -> tuple[World, Any]:
-        world = World()
-        with installed(AroundSteps(world)):
-            return world, await world.run(workflow, payload, death=death)
-
-    first, found = await run(NO_DEATH)
-    yield first, found
-    for death in all_deaths(first.appends, first.boundaries):
-        yield await run(death)
 
 
 async def in_book(world: World, name: str) -> Any:

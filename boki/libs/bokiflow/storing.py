@@ -1,0 +1,208 @@
+"""`flow.store` and `flow.log` of `async def` workflows: objects and records of the workflow's own LogBook.
+
+::
+
+    account = flow.store.object("account:1")
+    balance = await account.get("balance")        # no record: a replay reads the same
+    await account.increment("visits")             # one append, with the workflow's own record: once, whatever crashes
+
+    async with flow.store.transaction() as txn:
+        await txn.object("account:1").increment("balance", -10)
+        await txn.object("account:2").increment("balance", 10)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from contextvars import Token
+from functools import wraps
+from types import TracebackType
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast, overload
+
+from boki import Page, Record
+from boki.libs.bokiflow.asking import CommitWork, Load, ReadLast, ReadLog, WriteWork
+from boki.libs.bokiflow.body import body_of
+from boki.libs.bokiflow.state import (
+    WAY,
+    Current,
+    OpenTransaction,
+    Part,
+    enter_transaction,
+    leave_transaction,
+    open_transaction,
+)
+from boki.libs.bokistore import ConflictError, StoredObject
+from boki.libs.bokistore.accesses import Access
+from boki.libs.bokistore.json_values import is_same, plain
+from boki.libs.bokistore.paths import Path, parse_path
+from boki.libs.bokistore.records import check_object_name
+from boki.libs.bokistore.requests import data_of
+from boki.libs.bokistore.updates import Set
+from boki.libs.bokistore.way import Way
+from boki.libs.fold.arguments import check_count
+from boki.retry import Backoff
+
+T = TypeVar("T")
+P = ParamSpec("P")
+R = TypeVar("R")
+
+CONFLICTS: Final = Backoff(first_s=0.05, longest_s=2.0, tries=12)
+"""How `flow.store.run` makes a transaction again that was in conflict. The pauses are timers of the workflow."""
+MAX_PAGE: Final = 1_000
+
+_WAY: Final = cast("Way", WAY)
+
+
+class _Objects:
+    """Whatever has objects."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    @overload
+    def object(self, name: str) -> StoredObject[Any]: ...
+
+    @overload
+    def object(self, name: str, type: type[T]) -> StoredObject[T]: ...
+
+    def object(self, name: str, type: type[T] | None = None) -> StoredObject[T]:  # noqa: A002
+        """The object of that name; see `boki.libs.bokistore.StoredObject`."""
+        body_of("flow.store")
+        return StoredObject(self._access, _WAY, name, type)
+
+
+class FlowTransaction(_Objects):
+    """A transaction of a workflow that has begun: see `FlowStore.transaction`."""
+
+    def __init__(self, core: OpenTransaction) -> None:
+        super().__init__(core.access)
+        self._core = core
+
+    def append(self, data: bytes, tags: Iterable[str] = ()) -> None:
+        """Append a record of the application to the book, if and when the transaction commits."""
+        self._core.append(data, tags)
+
+    async def prefetch(self, *names: str) -> None:
+        """Read several objects at once that are going to be used: one after the other takes longer."""
+        await WAY.run(self._core.access.prefetch(list(dict.fromkeys(map(check_object_name, names)))))
+
+
+class TransactionBlock:
+    """`async with` for a transaction: it commits at the end, unless the block raises."""
+
+    def __init__(self) -> None:
+        self._part: Part | None = None
+        self._inner: tuple[OpenTransaction, Token[OpenTransaction | None]] | None = None
+
+    async def __aenter__(self) -> FlowTransaction:
+        body_of("flow.store.transaction")
+        outer = open_transaction()
+        if outer is not None:
+            if outer.draft.core is None and outer.draft.base is not None:
+                await WAY.ask(Load(outer.draft, []))  # what it begins with is not undone
+            self._part = Part(outer.draft)
+            return FlowTransaction(outer)
+        txn = OpenTransaction()
+        self._inner = txn, enter_transaction(txn)
+        return FlowTransaction(txn)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._part is not None:
+            self._part.end(is_undone=kind is not None)
+            return
+        assert self._inner is not None, "it was entered"
+        txn, token = self._inner
+        leave_transaction(token)
+        txn.access.is_over = True
+        if kind is None:
+            txn.check()
+        if kind is None and not txn.draft.is_empty:
+            await WAY.write(CommitWork(txn.draft))
+
+
+class FlowStore(_Objects):
+    """The store in the workflow's LogBook. Reads are as of the workflow's position, and need no record."""
+
+    async def read(self, key: str, path: Path = "", default: Any = None) -> Any:
+        """The value of the object `key`, or at a path in it; `default` if there is none."""
+        return await self.object(key).get(path, default)
+
+    async def write(self, key: str, value: Any, path: Path = "") -> None:
+        """Put the value of the object `key`, or at a path in it. Once, however often the workflow is run."""
+        await self.object(key).set(path, value)
+
+    async def cond_write(self, key: str, value: Any, *, expected: Any, path: Path = "") -> bool:
+        """Put the value if the one that is there is `expected` (None: there is none). Whether it was, in the log's
+        order; what the workflow has read before does not matter.
+        """
+        segments = parse_path(path)
+        if body_of("flow.store").joined is not None:
+            missing = object()
+            found = await self.object(key).get(path, missing)
+            if not is_same(None if found is missing else found, plain(expected)):
+                return False
+            await self.object(key).set(path, value)
+            return True
+        work = WriteWork(check_object_name(key), Set(segments, data_of(value)), (segments, plain(expected)))
+        return bool(await WAY.write(work))
+
+    def transaction(self) -> TransactionBlock:
+        """A transaction: `async with flow.store.transaction() as txn`. Inside of another one it is a part of that.
+
+        All that it reads is as of the workflow's position. It commits when the block ends, in one append with the
+        workflow's own record, or raises `ConflictError` and nothing was changed. If the block raises, nothing was.
+        """
+        return TransactionBlock()
+
+    async def run(self, work: Callable[[FlowTransaction], Awaitable[R]], *, backoff: Backoff = CONFLICTS) -> R:
+        """Do the work in a transaction, and again if it conflicts with others; what it returned when it committed."""
+        tries = 0
+        is_inner = open_transaction() is not None
+        while True:
+            try:
+                async with self.transaction() as txn:
+                    return await work(txn)
+            except ConflictError:
+                tries += 1
+                if tries >= backoff.tries or is_inner:
+                    raise
+            if tries > 1:
+                drawn = body_of("flow.store.run").random.random()
+                await WAY.sleep(backoff.pause_s(tries - 1, drawn))
+
+    def transactional(self, work: Callable[Concatenate[FlowTransaction, P], Awaitable[R]]) -> Callable[P, Awaitable[R]]:
+        """Make a function of a transaction one that is run in a transaction of its own, and again if that conflicts."""
+
+        @wraps(work)
+        async def run(*args: P.args, **kwargs: P.kwargs) -> R:
+            return await self.run(lambda txn: work(txn, *args, **kwargs))
+
+        return run
+
+
+class FlowLog:
+    """The workflow's LogBook, read as of the workflow's position, without a record."""
+
+    async def read(
+        self,
+        tag: str | None = None,
+        *,
+        start: int = 0,
+        stop: int | None = None,
+        limit: int = MAX_PAGE,
+    ) -> Page:
+        """Records in ascending order, as `LogBook.read` gives them; those behind the position are not there yet."""
+        check_count(limit, "limit", MAX_PAGE)
+        page: Page = await WAY.ask(ReadLog(tag, start, stop, limit), "flow.log")
+        return page
+
+    async def last(self, tag: str | None = None) -> Record | None:
+        """The last record of a tag, or None."""
+        record: Record | None = await WAY.ask(ReadLast(tag), "flow.log")
+        return record
+
+
+STORE: Final = FlowStore(Current())
+LOG: Final = FlowLog()
