@@ -84,10 +84,14 @@ def _pure(options: Options, step: Step, system: Target) -> Row:
     runs: dict[str, Run] = {
         "flow-pure-steps": partial(_run, system, "pure_steps", options, 1),
         "append": partial(system.run, "append_load", Load(1, _APPENDED_BYTES, options.duration_s), Round),
+        "group": partial(system.run, "group_load", FlowLoad(duration_s=options.duration_s), Round),
+        "no steps": partial(system.run, "flow_load", FlowLoad(True, 1, options.duration_s, steps=0), Round),
     }
     rounds = in_turns(options, step, f"workflows of {STEPS} steps without effects", runs)
     details = {
         "append_p50_ms": median([one.p50_ms for one in rounds["append"]]),
+        "group_p50_ms": median([one.p50_ms for one in rounds["group"]]),
+        "no_steps_p50_ms": median([one.p50_ms for one in rounds["no steps"]]),
         "p50_of_an_append": ratio(rounds["flow-pure-steps"], rounds["append"], lambda one: one.p50_ms or 0.0),
     }
     return row_of(options, "flow-pure-steps", 1, rounds["flow-pure-steps"], details)

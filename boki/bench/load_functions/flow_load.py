@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from boki import Context, function
+from boki import Context, Expect, function
 from boki.bench.rounds import closed_loop, engine_pid
 from boki.bench.rows import Round
 from boki.libs.bokiflow import Handle, flow, step, workflow
@@ -22,6 +23,7 @@ KEPT_S = 20.0
 STARTING = 256
 """This many starts are in flight where many workflows are to be started."""
 _LOOK_S = 0.05
+_GROUPED = bytes(100)
 BEATS = 50
 """Steps of a workflow that beats."""
 BEAT_S = 0.2
@@ -36,6 +38,7 @@ class FlowLoad(msgspec.Struct, frozen=True):
     is_pure: bool = False
     callers: int = 1
     duration_s: float = 3.0
+    steps: int = STEPS
 
 
 class Many(msgspec.Struct, frozen=True):
@@ -132,12 +135,26 @@ async def alarm(more_s: float) -> int:
 
 @function(book=BOOK, timeout_s=600)
 async def flow_load(ctx: Context, load: FlowLoad) -> Round:
-    """Start a workflow of 10 steps and wait for its end."""
+    """Start a workflow of some steps and wait for its end."""
     wanted = pure_steps if load.is_pure else effects
 
     async def run(_caller: int) -> None:
-        handle = await wanted.start(ctx, STEPS)
-        assert await handle.result() == sum(range(STEPS))
+        handle = await wanted.start(ctx, load.steps)
+        assert await handle.result() == sum(range(load.steps))
+
+    return await closed_loop(run, load.callers, load.duration_s)
+
+
+@function(book=BOOK, timeout_s=600)
+async def group_load(ctx: Context, load: FlowLoad) -> Round:
+    """Append groups of the size of a whole workflow of pure steps: so many records, under new tags, on conditions."""
+    numbers = count()
+
+    async def run(_caller: int) -> None:
+        name = f"{ctx.invocation_id}:{next(numbers)}"
+        call, journal = f"group-call:{name}", f"!group:{name}"
+        records = [(_GROUPED, (call,)), *[(_GROUPED, (journal,))] * load.steps, (_GROUPED, (call,))]
+        await ctx.logbook.append_many(records, when=[Expect(call, last_seqnum=0), Expect(journal, count=0)])
 
     return await closed_loop(run, load.callers, load.duration_s)
 
