@@ -24,7 +24,9 @@ from boki.libs.bokiflow.records import (
     ended_tag,
     inbox_tag,
     journal_tag,
+    uncounted,
 )
+from boki.libs.bokiflow.sweeping import place_of
 from boki.libs.bokiflow.work import child_of
 from boki.libs.fold.retrying import until_answered
 
@@ -59,17 +61,17 @@ async def record_end(ctx: Context, run: str, killed: InvocationState, keep_s: fl
     """Record in the journal that the workflow has ended, unless it was begun again since: the record would take the
     place of one of the new life, which would then run a step again.
 
-    The journal is read before the state, so that a life which begins after that fails the condition by its first
-    record.
+    The journal is counted before the state is read, so that a life which begins after that fails the condition by its
+    first record. The record says its place, which a later life needs if the records in front of it are trimmed.
     """
     book, tag = ctx.logbook_named(killed.book), journal_tag(run)
-    tail = await until_answered(partial(book.check_tail, tag), f"the journal of workflow {run}")
+    place = await place_of(book, tag)
     with suppress(NoSuchInvocation):  # forgotten since: then nothing was begun again
         state = await until_answered(partial(CallsById(ctx).state, run), f"a look at workflow {run}")
         if state.accepted_us != killed.accepted_us:
             return
-    end = encode_entry(Entry(0, -1, 0, 0, Ended()))
-    when = Expect(tag, tail.seqnum if tail is not None else 0)
+    end = encode_entry(Entry(0, uncounted(place), 0, 0, Ended()))
+    when = Expect(tag, count=place)
     key = f"flow-end:{run}:{killed.accepted_us}"
     with suppress(ConditionFailed):
         append = partial(book.append, end, [tag, ended_tag(keep_s)], key=key, when=when)

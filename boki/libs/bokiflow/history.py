@@ -30,6 +30,7 @@ from boki.libs.bokiflow.records import (
     Retrying,
     Rewound,
     entry_of,
+    uncounted,
 )
 
 
@@ -132,7 +133,7 @@ class History:
             place = entry.fact.place  # the records in front of it were trimmed
             self._last = entry  # and it was looked at before they were
         elif entry is not None and not place:
-            place = max(entry.base, 0)  # those of an earlier life were trimmed, if there were any
+            place = entry.base if entry.base >= 0 else uncounted(entry.base)  # those of earlier lives may be trimmed
         self.place = place + 1
         before = self.next_start - 1
         self.next_start = seqnum + 1

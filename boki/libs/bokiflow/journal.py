@@ -274,13 +274,13 @@ class JournalWriter:
         self, group: Sequence[NewRecord], when: Sequence[Expect], mine: list[bytes]
     ) -> Sequence[int] | None:
         """Append the group until the log has decided; None: it stands nowhere, and never will."""
-        tries, is_doubtful = 0, False
+        tries, is_doubtful, count = 0, False, 0
         while True:
             tries += 1
             try:
                 return await self._logbook.append_many(group, when=tuple(when))
             except BokiError as error:
-                is_refused = isinstance(error, ConditionFailed)
+                is_refused, count = isinstance(error, ConditionFailed), self._counted(error)
                 is_doubtful = is_doubtful or error.outcome == "unknown"
                 if not is_refused and not is_doubtful and self._is_final(error):
                     self.error = error
@@ -292,7 +292,7 @@ class JournalWriter:
                 if [data for data, _ in stood[: len(mine)]] == mine:
                     last = stood[len(mine) - 1][1]
                     return range(last + 1 - len(group), last + 1)  # a group's records are neighbours
-                self.is_overtaken = bool(stood)
+                self.is_overtaken = bool(stood) or count > self.durable
                 return None
             await asyncio.sleep(PATIENT.pause_s(tries))
 
@@ -353,7 +353,7 @@ class JournalWriter:
             await asyncio.sleep(PATIENT.pause_s(tries) if tries else 0)
             tries += 1
             try:
-                await self._resend()
+                await self._resend(self._counted(error))
                 break
             except BokiError as again:
                 error = again
@@ -363,12 +363,15 @@ class JournalWriter:
         asyncio.get_running_loop().call_soon(self._changed)
         self.flush()
 
-    async def _resend(self) -> None:
-        """Compare the journal with what was sent, and append what is missing; raises if that is not decided."""
+    async def _resend(self, count: int) -> None:
+        """Compare the journal with what was sent, and append what is missing; raises if that is not decided. `count`:
+        the number of records that the journal has ever had. If fewer are known, an earlier life's were trimmed, of
+        which this execution did not know: none of its places is right.
+        """
         stood = await self._read_unsure()
         start, stop = self.durable, self.place
         mine = [self._sent[place] for place in range(start, stop)]
-        if [data for data, _ in stood] != mine[: len(stood)]:
+        if [data for data, _ in stood] != mine[: len(stood)] or count > start + len(stood):
             self.is_overtaken = True
             return
         self._kept.clear()
@@ -391,6 +394,11 @@ class JournalWriter:
                 return stood
             stood += [(record.data, record.seqnum) for record in page.records]
             start = page.records[-1].next_seqnum
+
+    def _counted(self, error: BokiError) -> int:
+        """How many records the journal has ever had, if that is why the log refused; else 0."""
+        is_told = isinstance(error, ConditionFailed) and error.details.get("tag") == self._tag
+        return int(error.details.get("actual_count", 0)) if is_told else 0
 
     @staticmethod
     def _is_final(error: BokiError) -> bool:

@@ -138,14 +138,14 @@ Fact = Done | Fired | Intended | Retrying | Beat | Began | Continued | Marked | 
 class Entry(msgspec.Struct, frozen=True, array_like=True, tag="f"):
     """A journal record.
 
-    `writer` and `base` say who wrote it: a random number, and the place of that writer's first record. `seen` is the
-    seqnum of the inbox message that was delivered last before it (0: none). `at_us` is the workflow's time afterwards.
-    `began_us` is when the workflow began, in the first record of the journal. `life` tells the runs of one id apart
-    that was started again after its workflow had ended. `read_at` is the seqnum as of which the body read the log
-    since the record before (0: it read nothing), see `boki.libs.bokiflow.positions`. `stood_at`: this is a copy of a
-    record of another workflow at that seqnum, as of which the body reads. `progress_run` is the number of the last run
-    of the call that had made progress when this was written (0: not known), so that the last record alone tells how
-    often the workflow was lost since.
+    `writer` and `base` say who wrote it: a random number, and the place of that writer's first record. A record that
+    never counts says its own place there, by `uncounted`. `seen` is the seqnum of the inbox message that was delivered
+    last before it (0: none). `at_us` is the workflow's time afterwards. `began_us` is when the workflow began, in the
+    first record of the journal. `life` tells the runs of one id apart that was started again after its workflow had
+    ended. `read_at` is the seqnum as of which the body read the log since the record before (0: it read nothing), see
+    `boki.libs.bokiflow.positions`. `stood_at`: this is a copy of a record of another workflow at that seqnum, as of
+    which the body reads. `progress_run` is the number of the last run of the call that had made progress when this was
+    written (0: not known), so that the last record alone tells how often the workflow was lost since.
     """
 
     writer: int
@@ -255,6 +255,13 @@ def ended_tag(keep_s: float) -> str:
 def run_of(tags: Iterable[str]) -> str:
     """Whose journal a record is in, by its tags; "": in none."""
     return next((tag.removeprefix(_JOURNAL) for tag in tags if tag.startswith(_JOURNAL)), "")
+
+
+def uncounted(place: int) -> int:
+    """The `base` of the record at that place which only takes the place and never counts; and the place of that base.
+    Earlier versions wrote that of place 0 always.
+    """
+    return -1 - place
 
 
 def entry_of(data: bytes) -> Entry | None:

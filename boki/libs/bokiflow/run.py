@@ -83,9 +83,7 @@ async def _run(ctx: Context, workflow: Limited, arguments: tuple[Any, ...], run_
     limit = limit_of(attributes, workflow.limit)
     _check_try(ctx, needs_log=has_history or limit is not None or JOINS in attributes)
     is_first = ctx.run_number == 1 and not has_history
-    history = History(life) if is_first else await read_history(ctx.logbook, tag, life)
-    if has_history and not history.place:  # what an earlier life had left may be trimmed
-        history.place = await place_of(ctx.logbook, tag)
+    history = History(life) if is_first else await _read(ctx, tag, life)
     if limit is not None and not history.has_begun:
         await pass_gate(ctx, workflow, limit, arguments[0] if arguments else None, history)
     base = await read_base(ctx.logbook, ctx.invocation_id) if JOINS in attributes else None
@@ -124,7 +122,19 @@ async def _run(ctx: Context, workflow: Limited, arguments: tuple[Any, ...], run_
             await execution.close()
         if run_time.may_end:  # one that continues as new again and again would never come to rest
             raise Suspend(1, note=GIVES_WAY)
+        history = await _read(ctx, tag, life)
+
+
+async def _read(ctx: Context, tag: str, life: int) -> History:
+    """The journal so far. Of one without a record the log tells the place: what earlier lives had left may be trimmed,
+    and is counted. A record that another execution of this life appended meanwhile would be counted unread.
+    """
+    history = await read_history(ctx.logbook, tag, life)
+    if not history.place:
+        place = await place_of(ctx.logbook, tag)
         history = await read_history(ctx.logbook, tag, life)
+        history.place = history.place or place
+    return history
 
 
 def _check_try(ctx: Context, *, needs_log: bool) -> None:

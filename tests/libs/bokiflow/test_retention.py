@@ -8,7 +8,7 @@ import pytest
 
 import boki.testing
 from boki import ConditionFailed, ConfigError, Expect, FunctionFailed, InvalidArgument, LogBook, Page, Record
-from boki.libs.bokiflow import flow, step, workflow
+from boki.libs.bokiflow import Limit, flow, step, workflow
 from boki.libs.bokiflow.handles import Handle
 from boki.libs.bokiflow.records import Began, Entry, encode_entry, inbox_tag, journal_tag
 from boki.libs.bokiflow.replaying import read_history
@@ -104,6 +104,94 @@ async def test_an_id_is_used_again_after_its_history_was_trimmed(boki_context: b
     assert await again.rewind(0) == 0
     assert await again.result() == "again"
     assert DONE.count("again") == 2
+
+
+async def trimmed(ctx: boki.testing.Context, tag: str, count: int) -> None:
+    """What an earlier life has left of a journal whose call is not kept any more: the log counts its places."""
+    for place in range(count):
+        last = await ctx.logbook.append(encode_entry(Entry(7, 0, 0, 1, Began(), 1, 5)), [tag])
+        await ctx.logbook.trim(last + 1, tag=tag)
+        assert await place_of(ctx.logbook, tag) == place + 1
+
+
+@pytest.mark.parametrize("in_block", [False, True])
+async def test_an_id_whose_call_was_forgotten_first_is_used_again(
+    boki_context: boki.testing.Context, in_block: bool
+) -> None:
+    """A first life does not ask for its place, and hears of it when its first record is refused. It was appended to
+    that place again and again, while the workflow repeated its effects."""
+
+    @workflow(keep_s=1_000)
+    async def first(what: str) -> str:
+        if in_block:
+            async with flow.store.transaction() as txn:
+                await txn.object("counter").increment("n", 1)
+        await act(what)
+        return await act("last")
+
+    ctx = boki_context
+    handle = first.handle(ctx, "one")
+    tag = journal_tag(handle.invocation_id)
+    await trimmed(ctx, tag, 2)
+    await first.start(ctx, "x", id="one")
+    await ctx.clock.advance(60)
+    assert (await handle.status()).status == "done"
+    assert await handle.result() == "last"
+    assert DONE.count("last") == 1
+    assert DONE.count("x") == (1 if in_block else 2), "the first record of a step was refused, and no other"
+    assert await handle.rewind(0 if not in_block else 1) >= 0
+    assert await handle.result() == "last"
+
+
+async def test_a_life_that_was_killed_before_its_first_record_leaves_its_place(
+    boki_context: boki.testing.Context,
+) -> None:
+    """The record of its end is the first of the journal that is kept, and says how many have been in front of it. The
+    next life took its place for the first, at which the log refused all of its records."""
+    ctx = boki_context
+    handle = await ended(ctx, "well", "one")
+    await ctx.clock.advance(1_100)
+    await sweep(ctx)
+    assert await left(ctx, handle) == (0, 0)
+    await short.start(ctx, "late", id="one", if_ended="again", delay_s=50)
+    await ctx.clock.advance(1)
+    await handle.kill()
+    await ctx.clock.advance(10)
+    assert await left(ctx, handle) == (1, 0)
+    history = await read_history(ctx.logbook, journal_tag(handle.invocation_id))
+    assert history.place == await place_of(ctx.logbook, journal_tag(handle.invocation_id)) > 1
+    again = await short.start(ctx, "again", id="one", if_ended="again")
+    await ctx.clock.advance(60)
+    assert (await again.status()).status == "done"
+    assert DONE == ["well", "other", "again"]
+
+
+async def test_a_life_that_was_not_let_begin_leaves_its_end_behind_what_was_trimmed(
+    boki_context: boki.testing.Context,
+) -> None:
+    """Else a request that ended it would end the next one, too."""
+
+    @workflow(limit=Limit(concurrency=1))
+    async def limited(what: str) -> str:
+        await flow.receive("go")
+        return await act(what)
+
+    ctx = boki_context
+    await limited.start(ctx, "first", id="first")
+    handle = limited.handle(ctx, "one")
+    tag = journal_tag(handle.invocation_id)
+    await trimmed(ctx, tag, 2)
+    await limited.start(ctx, "one", id="one")
+    await ctx.clock.advance(5)
+    await handle.cancel("enough")
+    with pytest.raises(FunctionFailed, match="enough"):
+        await handle.result()
+    assert await place_of(ctx.logbook, tag) == 3
+    await limited.handle(ctx, "first").kill()
+    await limited.start(ctx, "two", id="one", if_ended="again")
+    await handle.signal("go")
+    await ctx.clock.advance(60)
+    assert await handle.result() == "two"
 
 
 async def test_one_that_was_begun_again_is_kept(boki_context: boki.testing.Context) -> None:
