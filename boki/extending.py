@@ -13,11 +13,13 @@ from boki.api.library_use import refuse_options
 from boki.api.logbook import begin_append, forget_tags, leave_append
 from boki.api.payloads.values import ValueCodec, codec_for, decode_any, encode_any
 from boki.api.suspension import (
+    MAX_WAKES,
     BlockingCallsById,
     CallsById,
     Suspend,
     WakeOn,
     calls_reporting_to,
+    changes_of,
     ended_before,
     ends_of,
     invocation_id_of,
@@ -39,6 +41,7 @@ from boki.retry import check_retry
 
 __all__ = [
     "ATTENDS",
+    "MAX_WAKES",
     "OVER",
     "PINNED",
     "Attribute",
@@ -55,6 +58,7 @@ __all__ = [
     "WakeOn",
     "begin_append",
     "calls_reporting_to",
+    "changes_of",
     "check_retry",
     "check_seconds",
     "codec_for",

@@ -56,6 +56,7 @@ __all__ = [
     "Suspend",
     "WakeOn",
     "calls_reporting_to",
+    "changes_of",
     "ended_before",
     "ends_of",
     "invocation_id_of",
@@ -167,6 +168,13 @@ async def ended_before(logbook: LogBook, invocation_ids: Sequence[str], time_us:
 def ends_of(invocation_id: str, min_seqnum: int = 0) -> WakeOn:
     """Wakes a call when one has ended that was started to report to it (`reports_to`), at or above that seqnum."""
     return WakeOn(CALLS_BOOK, ends_tag(invocation_id), min_seqnum)
+
+
+def changes_of(invocation_id: str, min_seqnum: int = 0) -> WakeOn:
+    """Wakes a call when that logged call has a record at or above that seqnum: each of its runs begins with one, and is
+    followed by one.
+    """
+    return WakeOn(CALLS_BOOK, _ID_TAG + invocation_id, min_seqnum)
 
 
 class CallHere:

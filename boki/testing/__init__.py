@@ -386,10 +386,9 @@ class _Calls:
 
     def _report(self, logged: LaterCall) -> None:
         """Record the end where a call that waits for it sees it."""
-        if (chosen := logged.call.chosen) is not None:
-            waiters = filter(None, (chosen.reports_to, chosen.watcher))
-            state = [] if logged.status == "done" else [str(logged.status)]
-            self._record(logged.call.id, ["finished", *map(ends_tag, waiters), *state])
+        waiters = filter(None, (chosen.reports_to, chosen.watcher)) if (chosen := logged.call.chosen) else ()
+        state = [] if logged.status == "done" else [str(logged.status)]
+        self._record(logged.call.id, ["finished", *map(ends_tag, waiters), *state])
 
     def _record(self, call_id: str, tags: list[str]) -> None:
         """Leave a record of a call in the runtime's book."""

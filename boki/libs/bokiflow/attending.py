@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Final, Generic, NoReturn, Protocol, TypeVar
 
 from boki import BokiError, ConditionFailed, Context, Expect
-from boki.extending import Suspend, WakeOn, ends_of
+from boki.extending import MAX_WAKES, Suspend, WakeOn, ends_of
 from boki.libs.bokiflow.clocks import clock_of
 from boki.libs.fold.retrying import until_answered
 
@@ -26,6 +26,8 @@ _KEPT_EVERY: Final = 64
 """After this many records the whole state is written down, and what stands below is trimmed."""
 _PAUSE_US: Final = 2_000_000
 """After an error that may pass."""
+_LOOK_US: Final = 10_000_000
+"""After this time it looks for what it waits for beyond the tags that a suspended call may name."""
 
 
 class Codec(Protocol[N]):
@@ -72,7 +74,8 @@ class Deciding(Protocol[N, D_co]):
 class Attending(Generic[N, D]):
     """One run of an attendant. `act` carries out a decision that is recorded; it raises what may pass.
 
-    `told`: further tags of a record, under which it reaches those whom it concerns.
+    `told`: further tags of a record, under which it reaches those whom it concerns. `others`: what wakes it apart from
+    its tag and the ends that are reported to it.
     """
 
     def __init__(
@@ -83,6 +86,7 @@ class Attending(Generic[N, D]):
         state: Deciding[N, D],
         act: Callable[[D], Awaitable[None]],
         told: Callable[[Any], Sequence[str]] = nobody,
+        others: Callable[[], Sequence[WakeOn]] = tuple,
     ) -> None:
         self._ctx = ctx
         self._book = ctx.logbook
@@ -91,6 +95,7 @@ class Attending(Generic[N, D]):
         self._state = state
         self._act = act
         self._told = told
+        self._others = others
         self._now_us = clock_of(ctx).now_us
         self._next_start = 0
         self._ends_next = 0
@@ -120,7 +125,11 @@ class Attending(Generic[N, D]):
 
     def _suspension(self, wake_us: int) -> Suspend:
         ends = ends_of(self._ctx.invocation_id, max(self._ends_next, self._state.ends_from))
-        return Suspend(wake_us, [WakeOn(self._book.name, self._tag, self._next_start), ends])
+        wakes = [WakeOn(self._book.name, self._tag, self._next_start), ends, *self._others()]
+        if len(wakes) > MAX_WAKES:
+            again_us = self._now_us() + _LOOK_US
+            wake_us = min(wake_us or again_us, again_us)
+        return Suspend(wake_us, wakes[:MAX_WAKES])
 
     async def _catch_up(self) -> None:
         while True:

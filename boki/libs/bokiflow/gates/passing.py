@@ -7,12 +7,12 @@ from functools import partial
 from typing import Any, Final, NoReturn
 
 from boki import BokiError, ConditionFailed, Context, Expect
-from boki.extending import ATTENDS, CallsById, Suspend, WakeOn
+from boki.extending import ATTENDS, CallsById, Suspend, WakeOn, changes_of
 from boki.libs.bokiflow.attending import Attending
 from boki.libs.bokiflow.beginning import has_ended
 from boki.libs.bokiflow.clocks import clock_of
 from boki.libs.bokiflow.gates.marks import FOR_ITS_TURN, PRIORITY, gate_id_of, key_of
-from boki.libs.bokiflow.gates.records import Admission, Asked, GateNote, GateRecord, gate_tag
+from boki.libs.bokiflow.gates.records import Admission, Asked, GateNote, GateRecord, Running, gate_tag
 from boki.libs.bokiflow.gates.spec import Limit, describe
 from boki.libs.bokiflow.gates.state import Gate
 from boki.libs.bokiflow.history import History, request_of
@@ -58,8 +58,9 @@ async def pass_gate(ctx: Context, runnable: Runnable, limit: Limit, payload: Any
     chosen = CallsById(ctx).chosen
     attributes = {} if chosen is None else chosen.attributes
     key = key_of(limit, attributes, payload)
-    asked = Asked(request, ctx.invocation_id, key, int(attributes.get(PRIORITY, 0)), limit)
     gate_id = gate_id_of(workflow, ctx.logbook.name)
+    is_unreported = chosen is None or chosen.watcher != gate_id
+    asked = Asked(request, ctx.invocation_id, key, int(attributes.get(PRIORITY, 0)), limit, is_unreported)
     note, again_us = f"{FOR_ITS_TURN}: {describe(limit, key)}", 0
     try:
         await ctx.logbook.append(CODEC.encode(GateRecord(asked)), [gate_tag(gate_id)], key=f"flow-gate:{request}")
@@ -97,6 +98,13 @@ async def _start_attendant(ctx: Context, workflow: str, gate_id: str) -> None:
     )
 
 
+async def _next_change(ctx: Context, call: str) -> WakeOn:
+    """What wakes the attendant when the call has a record that is not here yet."""
+    changes = changes_of(call)
+    last = await until_answered(partial(ctx.logbook_named(changes.book).check_tail, changes.tag))
+    return changes if last is None else changes_of(call, last.next_seqnum)
+
+
 class _Codec:
     """Records of flow control, as an attendant reads and writes them."""
 
@@ -113,22 +121,34 @@ class _Codec:
 async def attend_gate(ctx: Context) -> NoReturn:
     """One run of the attendant that lets workflows begin."""
     gate, calls = Gate(), CallsById(ctx)
+    sure_us = int(ctx.logbook.session.caller.limits.key_window_s * 1e6) // 2  # see schedules
+    changed: dict[str, WakeOn] = {}
 
-    async def look(invocation_ids: list[str]) -> None:
-        for invocation_id in invocation_ids:
-            if await has_ended(calls, invocation_id):
-                gate.end(invocation_id, 0)
+    async def look(some: list[Running]) -> None:
+        for one in some:
+            if one.is_unreported:
+                changed[one.call] = await _next_change(ctx, one.call)  # seen before its state
+            is_over = await has_ended(calls, one.call)
+            if is_over or (is_over is None and clock_of(ctx).now_us() - one.at_us > sure_us):
+                gate.end(one.call, 0)
 
     async def act(decided: Admission) -> None:
         """It is done by its record. What was killed before it was let begin has ended without an end to come."""
-        await look([gate.running[one].call for one in decided.admitted if one in gate.running])
+        await look([gate.running[one] for one in decided.admitted if one in gate.running])
 
     async def recover() -> None:
-        await look([one.call for one in list(gate.running.values())[-_LOOKED_AT:]])
+        running = list(gate.running.values())
+        await look([one for one in running[:-_LOOKED_AT] if one.is_unreported] + running[-_LOOKED_AT:])
+
+    def others() -> list[WakeOn]:
+        """The changes of those that run and do not report their ends, if anything waits for a place."""
+        if not gate.waiting:
+            return []
+        return [changed.get(one.call, changes_of(one.call)) for one in gate.running.values() if one.is_unreported]
 
     def told(note: GateNote) -> list[str]:
         return [inbox_tag(call) for call in gate.calls_of(note)] if isinstance(note, Admission) else []
 
     tag = gate_tag(ctx.invocation_id)
-    await Attending[GateNote, Admission](ctx, tag, _Codec(), gate, act, told).run(recover)
+    await Attending[GateNote, Admission](ctx, tag, _Codec(), gate, act, told, others).run(recover)
     raise AssertionError("it was suspended")

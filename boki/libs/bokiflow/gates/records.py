@@ -18,6 +18,8 @@ class Asked(msgspec.Struct, frozen=True, array_like=True, tag=1):
     priority: int
     limit: Limit
     """What holds for the key from here on."""
+    is_unreported: bool = False
+    """Whether its end does not name the attendant, which has to look for it: its start knew of no limit."""
 
 
 class Admission(msgspec.Struct, frozen=True, array_like=True, tag=2):
@@ -58,6 +60,8 @@ class Running(msgspec.Struct, frozen=True, array_like=True):
     at_us: int
     is_ending: bool = False
     """Whether it was cancelled to make room."""
+    is_unreported: bool = False
+    """See `Asked.is_unreported`."""
 
 
 class GateKept(msgspec.Struct, frozen=True, array_like=True, tag=3):

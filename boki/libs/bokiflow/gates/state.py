@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Final, assert_never
 
+import msgspec
+
 from boki.libs.bokiflow.gates.records import Admission, Asked, GateKept, GateNote, Running, Waiting
 from boki.libs.bokiflow.gates.spec import Limit, describe
 
@@ -70,15 +72,14 @@ class Gate:
             if waiting is None:
                 continue
             asked = waiting.asked
-            self.running[request] = Running(asked.call, asked.key, note.at_us)
+            self.running[request] = Running(asked.call, asked.key, note.at_us, is_unreported=asked.is_unreported)
             if asked.limit.rate:
                 span_us = round(asked.limit.per_s * 1e6)
                 self.begun[asked.key] = (span_us, *self.begun.get(asked.key, ())[1:], note.at_us)
         self._forget(note.at_us)
         for request, _ in note.cancelled:
             if request in self.running:
-                known = self.running[request]
-                self.running[request] = Running(known.call, known.key, known.at_us, is_ending=True)
+                self.running[request] = msgspec.structs.replace(self.running[request], is_ending=True)
 
     def _forget(self, now_us: int) -> None:
         """Leave out what began longer ago than its rate looks back."""
