@@ -11,7 +11,8 @@ import boki.testing
 from boki.extending import CallsById
 from boki.libs.bokiflow import Limit, flow, workflow
 from boki.libs.bokiflow.gates.marks import gate_id_of
-from boki.libs.bokiflow.gates.records import Admission, Asked, GateRecord, gate_tag
+from boki.libs.bokiflow.gates.records import Admission, Asked, GateNote, GateRecord, gate_tag
+from boki.libs.bokiflow.gates.state import Gate
 from boki.libs.bokiflow.records import CODEC
 
 RAN: list[str] = []
@@ -103,3 +104,41 @@ async def test_a_call_that_nobody_knows_any_more_has_ended(boki_context: boki.te
     await alone.start(ctx, 1, id="second")
     await ctx.clock.advance(10)
     assert RAN == ["first", "second"]
+
+
+def filled(limit: Limit, running: int, waiting: int) -> tuple[Gate, int]:
+    """A gate where that many run and that many ask; and the seqnum of its last record."""
+    gate, seqnum = Gate(), 0
+
+    def apply(note: GateNote) -> None:
+        nonlocal seqnum
+        seqnum += 1
+        gate.apply(seqnum, seqnum, note)
+
+    for number in range(running):
+        apply(Asked(f"r{number}", f"call r{number}", "", 0, limit))
+        apply(Admission(seqnum, (f"r{number}",)))
+    for number in range(waiting):
+        apply(Asked(f"w{number}", f"call w{number}", "", 0, limit))
+    return gate, seqnum
+
+
+def test_many_are_cancelled_by_several_decisions() -> None:
+    """A decision names no more workflows than its record has tags: one that did was refused again and again."""
+    gate, seqnum = filled(Limit(concurrency=20, when_full="cancel_running"), 20, 20)
+    cancelled: list[str] = []
+    while (decided := gate.decide(10_000_000)) is not None:
+        assert len(gate.calls_of(decided)) <= 12
+        cancelled += [request for request, _ in decided.cancelled]
+        seqnum += 1
+        gate.apply(seqnum, 10_000_000, decided)
+    assert cancelled == [f"r{number}" for number in range(20)]
+
+
+def test_what_is_superseded_needs_no_place() -> None:
+    """Of three starts that are debounced one begins, so one of the two that run is cancelled."""
+    gate, _ = filled(Limit(concurrency=2, when_full="cancel_running", debounce_s=1.0), 2, 3)
+    decided = gate.decide(10_000_000)
+    assert decided is not None
+    assert [request for request, _ in decided.refused] == ["w0", "w1"]
+    assert [request for request, _ in decided.cancelled] == ["r0"]

@@ -161,7 +161,7 @@ class _Draft:
             if self._room <= 0 or (self._rate_us(key, limit) > self._now_us):
                 return
             if limit.concurrency and len(self._running(key)) >= limit.concurrency:
-                self._full(key, limit, one)
+                self._full(key, limit, one, len(waiting))
             else:
                 self._admitted.append(one.asked.id)
 
@@ -178,25 +178,28 @@ class _Draft:
                 self._refused.append((one.asked.id, "superseded by a later start"))
         return waiting[-limit.concurrency :]
 
-    def _full(self, key: str, limit: Limit, one: Waiting) -> None:
+    def _full(self, key: str, limit: Limit, one: Waiting, count: int) -> None:
+        """`count`: the number of those that wait and are not superseded."""
         match limit.when_full:
             case "queue":
                 pass
             case "cancel_newest":
                 self._refused.append((one.asked.id, f"the limit is reached: {describe(limit, key)}"))
             case "cancel_running":
-                self._make_room(key, limit)
+                self._make_room(key, count)
             case _:
                 assert_never(limit.when_full)
 
-    def _make_room(self, key: str, limit: Limit) -> None:
-        """Cancel as many of those that run longest as wait for a place."""
+    def _make_room(self, key: str, count: int) -> None:
+        """Cancel as many of those that run longest as wait for a place; more by the next decision, if there is no room
+        to name them all.
+        """
         running = self._state.running
         chosen = {request for request, _ in self._cancelled}
         old = [request for request in self._running(key) if request in running]
         left = [request for request in old if not running[request].is_ending and request not in chosen]
-        wanted = len(self._of_key[key][-limit.concurrency :]) - len(self._admitted_of(key))
-        for request in left[: max(0, wanted - (len(old) - len(left)))]:
+        wanted = count - len(self._admitted_of(key))
+        for request in left[: max(0, min(wanted - (len(old) - len(left)), self._room))]:
             self._cancelled.append((request, "a later start takes its place"))
 
     def _admitted_of(self, key: str) -> list[str]:
