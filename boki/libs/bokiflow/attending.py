@@ -112,12 +112,12 @@ class Attending(Generic[N, D]):
                 await self._read_ends()
                 decision = self._state.decide(self._now_us())
                 if decision is None:
-                    break
-                if await self._append(decision):
+                    if await self._keep():
+                        break
+                elif await self._append(decision):
                     await self._act(decision)
-                else:
-                    await recover()  # another attendant has decided, and may be lost
-            await self._keep()
+                    continue
+                await recover()  # something came first: another attendant may have decided, and be lost
         except BokiError as error:
             self._ctx.log.warning("%s continues in a moment: %s", self._tag, error)
             raise self._suspension(self._now_us() + _PAUSE_US) from None
@@ -175,7 +175,10 @@ class Attending(Generic[N, D]):
                     if tag.startswith("id:"):
                         self._state.end(tag.removeprefix("id:"), record.seqnum + 1)
 
-    async def _keep(self) -> None:
-        """Write the whole state down, if that is due. If anything else came first: next time."""
-        if self._state.unsaved >= _KEPT_EVERY and await self._append(self._state.kept()):
+    async def _keep(self) -> bool:
+        """Write the whole state down, if that is due. False: something else came first, and is to be decided on."""
+        if self._state.unsaved >= _KEPT_EVERY:
+            if not await self._append(self._state.kept()):
+                return False
             await self._book.trim(self._state.last_seqnum, tag=self._tag)
+        return True

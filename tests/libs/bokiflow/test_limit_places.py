@@ -9,9 +9,9 @@ import pytest
 
 import boki.testing
 from boki.extending import CallsById
-from boki.libs.bokiflow import Limit, flow, workflow
+from boki.libs.bokiflow import Limit, attending, flow, workflow
 from boki.libs.bokiflow.gates.marks import gate_id_of
-from boki.libs.bokiflow.gates.records import Admission, Asked, GateNote, GateRecord, gate_tag
+from boki.libs.bokiflow.gates.records import Admission, Asked, GateKept, GateNote, GateRecord, gate_tag
 from boki.libs.bokiflow.gates.state import Gate
 from boki.libs.bokiflow.records import CODEC
 
@@ -104,6 +104,29 @@ async def test_a_call_that_nobody_knows_any_more_has_ended(boki_context: boki.te
     await alone.start(ctx, 1, id="second")
     await ctx.clock.advance(10)
     assert RAN == ["first", "second"]
+
+
+async def test_what_asks_while_the_state_is_saved_is_decided_on(
+    boki_context: boki.testing.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The save was refused, what had come was folded, and nothing woke the attendant for it."""
+    ctx = boki_context
+    append = attending.Attending._append
+    late: list[Any] = []
+
+    async def _append(self: attending.Attending[Any, Any], note: Any) -> bool:
+        if isinstance(note, GateKept) and RAN and not late:  # no end comes that would wake the attendant
+            late.append(await alone.start(ctx, 1, id="late"))
+            tag = gate_tag(gate_id_of(alone.name, ctx.logbook.name))
+            asked = (await ctx.logbook.check_tail(tag)).seqnum  # type: ignore[union-attr]
+            await ctx.logbook.read_next(tag, min_seqnum=asked + 1, wait_s=1)
+        return await append(self, note)
+
+    monkeypatch.setattr(attending, "_KEPT_EVERY", 1)
+    monkeypatch.setattr(attending.Attending, "_append", _append)
+    await (await alone.start(ctx, 1, id="one")).result()
+    await ctx.clock.advance(60)
+    assert (await late[0].status()).status == "done"
 
 
 def filled(limit: Limit, running: int, waiting: int) -> tuple[Gate, int]:
