@@ -66,11 +66,13 @@ async def record_end(ctx: Context, run: str, killed: InvocationState, keep_s: fl
     """
     book, tag = ctx.logbook_named(killed.book), journal_tag(run)
     place = await place_of(book, tag)
+    ended_us = 0
     with suppress(NoSuchInvocation):  # forgotten since: then nothing was begun again
         state = await until_answered(partial(CallsById(ctx).state, run), f"a look at workflow {run}")
         if state.accepted_us != killed.accepted_us:
             return
-    end = encode_entry(Entry(0, uncounted(place), 0, 0, Ended()))
+        ended_us = state.finished_us
+    end = encode_entry(Entry(0, uncounted(place), 0, 0, Ended(ended_us)))
     when = Expect(tag, count=place)
     key = f"flow-end:{run}:{killed.accepted_us}"
     with suppress(ConditionFailed):

@@ -28,7 +28,7 @@ async def record_continuation(
     number = history.continued.number + 1 if history.continued is not None else 1
     cursor, taken = machine.mailbox.cursor(machine.seen)
     # what says that they are forgotten is trimmed below, so the record has to name them, also those not read so far
-    end = max((high for _, high in history.forgotten), default=0)
+    end = max((high for _, high, _ in history.forgotten), default=0)
     await inbox.read_to(end)
     before = history.continued.taken if history.continued is not None else ()
     taken = tuple(sorted(seqnum for seqnum in {*taken, *before, *inbox.passed} if seqnum > cursor))

@@ -33,6 +33,7 @@ from boki.libs.bokiflow.keeping import Keeper
 from boki.libs.bokiflow.pausing import Pause
 from boki.libs.bokiflow.records import (
     Done,
+    Ended,
     Fact,
     Fired,
     ended_tag,
@@ -147,7 +148,7 @@ class Execution:
         """
         journal, machine = self.journal, self.machine
         tag = ended_tag(self._keep_s)
-        moment = machine.seen, machine.now_us, machine.began_us
+        moment = Ended(self._clock.now_us()), machine.seen, machine.now_us, machine.began_us
         if not journal.finish(tag, *moment) and not self._history.has_ended:
             journal.leave_end(*moment)
         if not self._body.may_have_children and not hooks().replays and journal.leave():

@@ -107,13 +107,15 @@ class History:
         self._facts: dict[int, Done | Fired | Intended] = {}
         self.marks: dict[str, Payload] = {}
         """Decisions, by name."""
-        self.forgotten: list[tuple[int, int]] = []
-        """Between these seqnums of the inbox, requests to cancel, to pause and to resume are not this life's: they were
-        forgotten by a rewind, or sent to an earlier life.
+        self.forgotten: list[tuple[int, int, int]] = []
+        """Between two seqnums of the inbox, and until a time if it is not 0, requests to cancel, to pause and to resume
+        are not this life's: they were forgotten by a rewind, or sent to an earlier life.
         """
         self._scopes: tuple[tuple[int, str], ...] = ()
         self._lives: set[int] = set()
         """The lives that this history is of: a rewind continues with what earlier ones have recorded."""
+        self._until_us = 0
+        """See `Ended.until_us`, if the last record is one."""
         self._heard = 0
         """The seqnum up to which the lives so far have read the inbox: a later life begins behind it."""
         self.has_ended = False
@@ -137,12 +139,13 @@ class History:
         self.place = place + 1
         before = self.next_start - 1
         self.next_start = seqnum + 1
-        if entry is None or not self._counts(entry, place):
-            self._last = None  # the writer of the last one was refused here: what it writes next has a gap before it
-            return None
-        self._last = entry
-        self._apply(entry, seqnum, before)
-        return entry
+        does_count = entry is not None and self._counts(entry, place)
+        # the writer of the last one was refused here: what it writes next has a gap before it
+        self._last = entry if does_count else None
+        if entry is not None and does_count:
+            self._apply(entry, seqnum, before)
+        self._until_us = entry.fact.until_us if entry is not None and isinstance(entry.fact, Ended) else 0
+        return self._last
 
     def _counts(self, entry: Entry, place: int) -> bool:
         last = self._last
@@ -158,7 +161,8 @@ class History:
             self._clear(entry.began_us)
         self._lives.add(entry.life)
         self.progress_run = entry.progress_run
-        self._heard = max(self._heard, entry.seen, seqnum if isinstance(entry.fact, Ended) else 0)
+        hears_all = isinstance(entry.fact, Ended) and not entry.fact.until_us
+        self._heard = max(self._heard, entry.seen, seqnum if hears_all else 0)
         match entry.fact:
             case Continued():
                 self.continued = entry.fact
@@ -188,7 +192,7 @@ class History:
         self._lives.clear()
         self.progress_run = 0
         self.cursor = self._heard
-        self.forgotten = [(self.cursor, before)] if before > self.cursor else []
+        self.forgotten = [(self.cursor, before, self._until_us)] if before > self.cursor else []
         self.has_begun = False
 
     def _keep(self, entry: Entry, seqnum: int) -> None:
@@ -213,7 +217,7 @@ class History:
         if kept:
             self.entries[-1] = msgspec.structs.replace(kept[-1][0], at_us=max(kept[-1][0].at_us, entry.at_us))
         self._scopes = fact.scopes
-        self.forgotten.append((kept[-1][0].seen if kept else self.cursor, seqnum))
+        self.forgotten.append((kept[-1][0].seen if kept else self.cursor, seqnum, 0))
 
     def _clear(self, began_us: int) -> None:
         self.began_us = began_us

@@ -40,12 +40,13 @@ def letter_of(data: bytes, seqnum: int, time_us: int) -> Letter | None:
     return Letter(seqnum, message.at_us or time_us, message.note, message.stood_at)
 
 
-def heard_of(letter: Letter, forgotten: Sequence[tuple[int, int]]) -> Letter | None:
+def heard_of(letter: Letter, forgotten: Sequence[tuple[int, int, int]]) -> Letter | None:
     """The message as the life that reads hears it; None: it is a request that is not for that: see `History.forgotten`.
 
     A limit may have let one workflow begin and cancelled another one in one record: only the second part is forgotten.
     """
-    if not any(low < letter.seqnum < high for low, high in forgotten):
+    seqnum, time_us = letter.seqnum, letter.time_us
+    if not any(low < seqnum < high and (not until_us or time_us <= until_us) for low, high, until_us in forgotten):
         return letter
     match letter.note:
         case CancelRequested() | Paused() | Resumed():
@@ -66,7 +67,7 @@ class InboxReader:
         cursor: int,
         taken: tuple[int, ...],
         arrived: Callable[[], None],
-        forgotten: Sequence[tuple[int, int]] = (),
+        forgotten: Sequence[tuple[int, int, int]] = (),
     ) -> None:
         self._logbook = logbook
         self._tag = tag

@@ -168,16 +168,16 @@ class JournalWriter:
         if self._kept and self.firm > self.place - len(self._kept):
             self.flush()
 
-    def finish(self, tag: str, seen: int, at_us: int, began_us: int) -> bool:
+    def finish(self, tag: str, end: Ended, seen: int, at_us: int, began_us: int) -> bool:
         """The workflow has ended: what was not sent yet has this tag, too. False if all was sent."""
         if self._kept and seen > self.seen:  # else a later life would be given what was delivered since the last one
-            self.add(Ended(), seen, at_us, began_us)
+            self.add(end, seen, at_us, began_us)
         self._tags = [self._tag, tag]
         return bool(self._kept)
 
-    def leave_end(self, seen: int, at_us: int, began_us: int) -> None:
+    def leave_end(self, end: Ended, seen: int, at_us: int, began_us: int) -> None:
         """Have the engine append a record of the end with the end of the run, if it can: nothing waits for it."""
-        data = self._encoded(Ended(), seen, at_us, began_us)
+        data = self._encoded(end, seen, at_us, began_us)
         leave_append(self._logbook, [data], self._tags, Expect(self._tag, count=self.place))
 
     def leave(self) -> bool:

@@ -128,7 +128,14 @@ class Rewound(msgspec.Struct, frozen=True, array_like=True, tag=9):
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True, tag=10):
-    """The workflow has ended, and no other record could carry the tag that says so."""
+    """The workflow has ended, and no other record could carry the tag that says so.
+
+    It may come to stand behind messages to the next life. So requests to end or to pause in front of it were for the
+    life that has ended if they were sent until `until_us`, and that life has heard what its header says. 0: an earlier
+    version has written it, and all that stands in front of it was for that life.
+    """
+
+    until_us: int = 0
 
 
 Fact = Done | Fired | Intended | Retrying | Beat | Began | Continued | Marked | Rewound | Ended

@@ -75,10 +75,20 @@ def test_what_an_earlier_life_was_asked_is_forgotten() -> None:
     history.fold(encode_entry(Entry(1, 0, 4, 1, Began(), 1, 1)), 10)
     history.fold(encode_entry(Entry(0, -1, 0, 0, Ended())), 30)
     history.settle()
-    assert (history.cursor, history.forgotten, history.has_begun) == (4, [(4, 30)], False)
+    assert (history.cursor, history.forgotten, history.has_begun) == (4, [(4, 30, 0)], False)
     history.fold(encode_entry(Entry(2, 2, 0, 5, Began(), 5, 2)), 40)
     history.settle()
-    assert (history.cursor, history.forgotten, history.has_begun) == (4, [(4, 30)], True)
+    assert (history.cursor, history.forgotten, history.has_begun) == (4, [(4, 30, 0)], True)
+
+
+def test_ends_of_earlier_versions_hide_all_that_stands_in_front_of_them() -> None:
+    """As they did for what has run since."""
+    for until_us, cursor in ((0, 20), (7, 4)):
+        history = History(2)
+        history.fold(encode_entry(Entry(1, 0, 4, 1, Began(), 1, 1)), 10)
+        history.fold(encode_entry(Entry(1, 0, 4, 7, Ended(until_us), 0, 1)), 20)
+        history.settle()
+        assert (history.cursor, history.forgotten) == (cursor, [] if not until_us else [(4, 20, 7)])
 
 
 @workflow

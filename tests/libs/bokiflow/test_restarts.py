@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 from unittest.mock import AsyncMock
 
 import msgspec
 import pytest
 
 from boki import FunctionFailed
-from boki.extending import CallsById
-from boki.libs.bokiflow import flow, step, workflow
+from boki.extending import CallsById, encode_any
+from boki.libs.bokiflow import flow, journal, step, workflow
 from boki.libs.bokiflow.closing import record_end
 from boki.libs.bokiflow.hooks import Hooks, hooks, installed
-from boki.libs.bokiflow.records import journal_tag
+from boki.libs.bokiflow.records import (
+    CancelRequested,
+    Ended,
+    Entry,
+    Signalled,
+    encode_entry,
+    encode_note,
+    inbox_tag,
+    journal_tag,
+    uncounted,
+)
 from boki.testing import context, flows
 
 RAN: list[str] = []
@@ -94,6 +105,53 @@ async def test_the_end_of_a_killed_life_takes_no_place_of_the_next_one() -> None
         assert before is not None
         assert after is not None
         assert after.seqnum > before.seqnum
+
+
+async def test_an_end_that_is_late_hides_nothing_that_was_sent_to_the_next_life(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The record of the first end comes to stand behind a signal and a request to end, both acknowledged, which the
+    second life has not read."""
+    held: list[tuple[Any, ...]] = []
+
+    def hold(*append: Any) -> bool:
+        held.append(append)
+        return True
+
+    monkeypatch.setattr(journal, "leave_append", hold)
+    async with context() as ctx:
+        for said in ("signal", "cancel"):
+            held.clear()
+            first = await listener.start(ctx, "x", id=said)
+            await ctx.clock.advance(1)
+            await first.signal("go", "early")
+            assert await first.result() == "heard early"
+            await ctx.clock.advance(1)
+            second = await listener.start(ctx, "x", id=said, if_ended="again", delay_s=10)
+            await (second.signal("go", "late") if said == "signal" else second.cancel("no more"))
+            _, (data, *_), tags, when = held.pop(0)
+            await ctx.logbook.append(data, tags, when=when)
+            await ctx.clock.advance(20)
+            state = await second.status()
+            assert state.status == ("done" if said == "signal" else "cancelled"), state
+        assert await listener.handle(ctx, "signal").result() == "heard late"
+
+
+@pytest.mark.parametrize("late_us", [0, 1])
+async def test_only_requests_until_its_end_were_for_a_killed_life(late_us: int) -> None:
+    """Its closer says when that was, in a record that may come to stand behind requests to the next life."""
+    async with context() as ctx:
+        one = await listener.start(ctx, "x", id="1")
+        await ctx.clock.advance(1)
+        await one.kill()
+        run, ended_us = one.invocation_id, (await one.status()).finished_us
+        two = await listener.start(ctx, "x", id="1", if_ended="again", delay_s=100)
+        for note in (CancelRequested("no more"), Signalled("go", encode_any("now", "it"))):
+            await ctx.logbook.append(encode_note(note, ended_us + late_us), [inbox_tag(run)])
+        end = encode_entry(Entry(0, uncounted(7), 0, 0, Ended(ended_us)))
+        await ctx.logbook.append(end, [journal_tag(run)])
+        await ctx.clock.advance(200)
+        assert (await two.status()).status == ("cancelled" if late_us else "done")
 
 
 class _Counting(Hooks):

@@ -48,10 +48,10 @@ async def pass_gate(ctx: Context, runnable: Runnable, limit: Limit, payload: Any
             case Admission(admitted=admitted) if request in admitted:
                 return
             case Admission(refused=refused) if (why := dict(refused).get(request)) is not None:
-                await _record_end(ctx, history, kept_s(ctx, runnable.keep_s))
+                await _record_end(ctx, history, letter.seqnum, kept_s(ctx, runnable.keep_s))
                 raise cancelled(workflow, why)
             case CancelRequested(reason=reason):
-                await _record_end(ctx, history, kept_s(ctx, runnable.keep_s))
+                await _record_end(ctx, history, letter.seqnum, kept_s(ctx, runnable.keep_s))
                 raise cancelled(workflow, reason)
             case _:
                 pass
@@ -72,14 +72,15 @@ async def pass_gate(ctx: Context, runnable: Runnable, limit: Limit, payload: Any
     raise Suspend(again_us, [WakeOn(ctx.logbook.name, tag, inbox.next_start)], note[:200])
 
 
-async def _record_end(ctx: Context, history: History, keep_s: float) -> None:
-    """Record in the journal that this life has ended without having begun: a later one reads what comes behind that,
-    and is not cancelled by the same request.
+async def _record_end(ctx: Context, history: History, seen: int, keep_s: float) -> None:
+    """Record in the journal that this life has ended without having begun, by the message at `seen`: a later one reads
+    what comes behind that, and is not cancelled by the same request.
     """
     if history.has_ended:
         return  # the run that has recorded it was lost
     tag = journal_tag(ctx.invocation_id)
-    entry = Entry(0, history.place, 0, clock_of(ctx).now_us(), Ended(), 0, history.life)
+    now_us = clock_of(ctx).now_us()
+    entry = Entry(0, history.place, seen, now_us, Ended(now_us), 0, history.life)
     when = Expect(tag, count=history.place)
     append = partial(ctx.logbook.append, encode_entry(entry), [tag, ended_tag(keep_s)], when=when)
     with suppress(ConditionFailed):  # another run of the same life has recorded it
