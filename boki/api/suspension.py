@@ -251,9 +251,11 @@ class CallsById(CallHere):
         check_seconds(wait_s, "wait_s", positive=False)
         return await self._port.ask_call(invocation_id, self._state.deadline.wait_s(wait_s), "")
 
-    async def cancel(self, invocation_id: str) -> InvocationState:
-        """End a logged call in whatever state. `WrongState` if it has ended otherwise, `NoSuchInvocation`."""
-        return await self._port.ask_call(invocation_id, 0, "cancel")
+    async def cancel(self, invocation_id: str, life_us: int = 0) -> InvocationState:
+        """End a logged call in whatever state. `WrongState` if it has ended otherwise, or was accepted at another time
+        than `life_us` (0: whenever that was): it was started again since. `NoSuchInvocation`.
+        """
+        return await self._port.ask_call(invocation_id, 0, life_us or "cancel")
 
     async def move(self, invocation_id: str, version: int, attempts: int) -> InvocationState:
         """Pin a logged call to another deployed version, if it has had that many runs and does not run now.

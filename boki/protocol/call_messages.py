@@ -127,7 +127,7 @@ class ChangeCall(Message, frozen=True):
 
     request: int
     invocation: str
-    change: Literal["cancel", "retry"] | Move
+    change: Literal["cancel", "retry"] | int | Move
 
 
 class ListCalls(Message, frozen=True):

@@ -341,9 +341,9 @@ class Move(msgspec.Struct, frozen=True, array_like=True):
     attempts: int
 
 
-CallChange = Literal["", "cancel", "retry"] | Move
+CallChange = Literal["", "cancel", "retry"] | int | Move
 """What is done to a logged call that is asked about: nothing, or it is cancelled, run again, or pinned to another
-version."""
+version. A number: it is cancelled if it is the one that was accepted at that time, and was not started again since."""
 
 MAX_CALLS_PAGE: Final = 500
 """Maximum number of calls on one page of a list."""

@@ -403,7 +403,9 @@ class _Calls:
         logged = self._logged.get(invocation_id)
         if logged is None:
             raise NoSuchInvocation(f"no later call has the id {invocation_id!r:.80}")
-        if change == "cancel" and logged.status != "cancelled":
+        if isinstance(change, int) and logged.accepted_us != change:
+            raise WrongState(f"call {invocation_id} was started again since", state="changed")
+        if (change == "cancel" or isinstance(change, int)) and logged.status != "cancelled":
             if logged.is_over:
                 raise WrongState(f"call {invocation_id} has ended ({logged.status})", state=logged.status)
             ended = CallCancelled("the call was cancelled", outcome="unknown" if logged.run else "not_applied")

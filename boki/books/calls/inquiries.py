@@ -75,10 +75,14 @@ class Inquiries:
                 return await self._state_of(entry, record)
             await self._book.wait_for_more(invocation_id, record, left_s)
 
-    async def cancel(self, invocation_id: str) -> InvocationState:
-        """End a call: one that has not begun never runs. Again: the same answer. `WrongState` if it has ended."""
+    async def cancel(self, invocation_id: str, life_us: int = 0) -> InvocationState:
+        """End a call: one that has not begun never runs. Again: the same answer. `WrongState` if it has ended, or was
+        accepted at another time than `life_us` (0: whenever that was), because it was started again since.
+        """
         while True:
             entry, record = await self._find(invocation_id)
+            if life_us and (await self._state_of(entry, record)).accepted_us != life_us:
+                raise WrongState(f"call {invocation_id} was started again since", state="changed")
             if isinstance(entry, Finished):
                 if entry.state == "cancelled":
                     return ended_state(entry, record.time)

@@ -238,12 +238,13 @@ class LoggedCalls:
         """A page of the calls that match, those that changed last first."""
         return await self._inquiries.page(wanted)
 
-    async def cancel(self, invocation_id: str) -> InvocationState:
+    async def cancel(self, invocation_id: str, life_us: int = 0) -> InvocationState:
         """End a call: one that has not begun never runs, the body of one that runs is cancelled, wherever that is.
 
-        Again: the same answer. `WrongState` if it has ended, `NoSuchInvocation`.
+        Again: the same answer. `WrongState` if it has ended, or was started again since it was accepted at `life_us`
+        (0: whenever that was), `NoSuchInvocation`.
         """
-        state = await self._shielded(self._inquiries.cancel(invocation_id), invocation_id, _ACCEPT_TIMEOUT_S)
+        state = await self._shielded(self._inquiries.cancel(invocation_id, life_us), invocation_id, _ACCEPT_TIMEOUT_S)
         if state.state == "cancelled" and invocation_id not in self._book.ledger.waiting:  # else it runs again already
             self._on_end(invocation_id, Outcome(None, state.failure))
         return state
@@ -264,6 +265,8 @@ class LoggedCalls:
             return await self.cancel(invocation_id)
         if change == "retry":
             return await self.retry(invocation_id)
+        if isinstance(change, int):
+            return await self.cancel(invocation_id, change)
         if isinstance(change, Move):
             return await self._shielded(self._inquiries.move(invocation_id, change), invocation_id, _ACCEPT_TIMEOUT_S)
         return await self.state(invocation_id, wait_s)

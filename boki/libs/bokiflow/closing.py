@@ -47,11 +47,9 @@ async def close_and_look_again(ctx: Context, keep_s: float) -> Payload:
         state = await until_answered(partial(calls.state, run), f"a look at workflow {run}")
     except NoSuchInvocation:
         return nothing
+    await kill_tree(ctx, run, int(accepted_us))
     if str(state.accepted_us) == accepted_us:
-        await kill_tree(ctx, run)
         await record_end(ctx, run, state, keep_s)
-    else:  # it was begun again meanwhile, and what that has started is not to be closed
-        await _kill_all(ctx, await _close_children(ctx, run, state.accepted_us))
     if ctx.run_number == 1:
         raise Suspend(clock_of(ctx).now_us() + _AGAIN_US, note="looks once more for children")
     return nothing
@@ -80,9 +78,13 @@ async def record_end(ctx: Context, run: str, killed: InvocationState, keep_s: fl
         await until_answered(append, f"the end of workflow {run}")
 
 
-async def kill_tree(ctx: Context, run: str) -> None:
-    """End a workflow, and its children as their policies say, and those of children that it ends. Repeatable."""
-    await _kill_all(ctx, [run])
+async def kill_tree(ctx: Context, run: str, life_us: int = 0) -> None:
+    """End a workflow, and its children as their policies say, and those of children that it ends. Repeatable.
+
+    `life_us`: when it was accepted. If it was begun again since, that and what it has started is not to be closed. 0:
+    whenever it was.
+    """
+    await _kill_all(ctx, [(run, life_us)])
 
 
 async def close_children(ctx: Context, *, is_copy: bool) -> None:
@@ -96,25 +98,31 @@ async def close_children(ctx: Context, *, is_copy: bool) -> None:
         with suppress(NoSuchInvocation):  # an engine may not have heard of it yet
             state = await until_answered(partial(CallsById(ctx).state, run), f"a look at workflow {run}")
             since_us = state.accepted_us
-    await _kill_all(ctx, await _close_children(ctx, run, _ANY_TIME, since_us))
+    await _kill_all(ctx, await _close_children(ctx, run, 0, since_us))
 
 
-async def _kill_all(ctx: Context, runs: list[str]) -> None:
+async def _kill_all(ctx: Context, runs: list[tuple[str, int]]) -> None:
+    """End these lives of calls, and their children."""
     calls = CallsById(ctx)
     while runs:
-        one = runs.pop()
+        one, life_us = runs.pop()
         with suppress(NoSuchInvocation, WrongState):
-            await until_answered(partial(calls.cancel, one), f"the end of workflow {one}")
-        runs += await _close_children(ctx, one, _ANY_TIME)
+            await until_answered(partial(calls.cancel, one, life_us), f"the end of workflow {one}")
+        runs += await _close_children(ctx, one, life_us)
 
 
-async def _close_children(ctx: Context, run: str, until_us: int, since_us: int = 0) -> list[str]:
-    """Of the children accepted in that time: ask those to end that are to cancel themselves; the ones to be killed."""
+async def _close_children(ctx: Context, run: str, life_us: int, since_us: int = 0) -> list[tuple[str, int]]:
+    """Of the children accepted since that time: ask those to end that are to cancel themselves; the ones to be killed,
+    and when they were accepted. `life_us`: when their parent was; those of a later life of it are left alone. 0: it has
+    none.
+    """
     calls = CallsById(ctx)
     killed = []
     children = await _children(ctx, run)
     looks = [children[at : at + _AT_ONCE] for at in range(0, len(children), _AT_ONCE)]
     found = [state for some in looks for state in await gather(*(_state_of(calls, child) for child in some))]
+    parent = await _state_of(calls, run) if life_us and children else None  # after them: none is of a life after that
+    until_us = _ANY_TIME if parent is None or parent.accepted_us == life_us else parent.accepted_us
     for child, state in zip(children, found, strict=True):
         if state is None:
             continue
@@ -122,7 +130,7 @@ async def _close_children(ctx: Context, run: str, until_us: int, since_us: int =
         if not since_us <= state.accepted_us < until_us or state.state in ("done", "failed"):
             continue
         if policy == "kill":
-            killed.append(child)  # also one that is: its own children may not be closed yet
+            killed.append((child, state.accepted_us))  # also one that is: its own children may not be closed yet
         elif policy == "cancel" and state.state not in OVER:
             await ask_to_end(ctx, child, state.book)
     return killed

@@ -11,7 +11,7 @@ import pytest
 from boki.books.calls.call_book import CallBook
 from boki.books.calls.ledger import CODEC, Accepted, CallEntry, Finished
 from boki.books.calls.waiting import Owner
-from boki.errors import FunctionFailed
+from boki.errors import FunctionFailed, WrongState
 from boki.log.operations import Answer, Operation, Read
 from boki.log.record import Page, Record
 from boki.protocol.calls import Call, ChosenId, Outcome, Payload, Suspension
@@ -93,6 +93,29 @@ def test_a_call_that_is_started_again_while_its_body_ends_has_its_first_run_then
         state = await calls.state(start(2).id, wait_s=100)
         assert (state.state, state.attempts, state.errors) == ("done", 1, {})
         assert [(call.run, call.attempt) for call in world.ran] == [(1, 1), (1, 1)]
+        await calls.stop()
+
+    run(scenario())
+
+
+def test_a_cancellation_of_one_life_leaves_the_next_alone() -> None:
+    """Who cancels may have looked before the call was started again. Repeated, it is answered the same."""
+
+    async def scenario() -> None:
+        world = CallWorld()
+        body = world.bodies["body"] = Gate()
+        calls = await world.start()
+        await calls.accept(start(1))
+        await body.started.wait()
+        first = await calls.state(start(1).id)
+        await time_passes(1)
+        for _ in range(2):
+            assert (await calls.asked(start(1).id, 0, first.accepted_us)).state == "cancelled"
+        await calls.accept(start(2))
+        with pytest.raises(WrongState, match="started again"):
+            await calls.asked(start(1).id, 0, first.accepted_us)
+        assert (await calls.state(start(2).id)).state == "running"
+        await calls.cancel(start(2).id)
         await calls.stop()
 
     run(scenario())

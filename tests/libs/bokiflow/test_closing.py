@@ -10,7 +10,7 @@ import pytest
 
 import boki.testing
 from boki import Context, Unavailable, function
-from boki.libs.bokiflow import flow, step, workflow
+from boki.libs.bokiflow import closing, flow, step, workflow
 from boki.libs.bokiflow.handles import Handle
 
 pytestmark = pytest.mark.usefixtures("each_mode")
@@ -47,6 +47,13 @@ async def branch(policy: Any) -> None:
 
 
 @workflow
+async def twigs(policy_and_name: list[Any]) -> None:
+    policy, name = policy_and_name
+    await flow.start(leaf, name, id=name, parent_close=policy)
+    await flow.sleep(1_000)
+
+
+@workflow
 async def root(policy: Any) -> None:
     await flow.start(leaf, "leaf", id="leaf", parent_close=policy)
     await flow.start(branch, policy, id="branch", parent_close=policy)
@@ -72,6 +79,30 @@ async def test_a_kill_closes_children(boki_context: boki.testing.Context, policy
     assert set(ENDED) == ({"cancelled leaf", "cancelled twig"} if policy == "cancel" else set())
     if policy == "abandon":
         assert await leaf.handle(ctx, "twig").result() == "twig"
+
+
+@pytest.mark.parametrize("policy", ["cancel", "kill"])
+async def test_a_kill_closes_nothing_of_a_life_that_began_meanwhile(
+    boki_context: boki.testing.Context, policy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The closer has looked at the workflow before it was begun again, and acts on what it saw."""
+    ctx = boki_context
+    killed, again = closing.kill_tree, []
+
+    async def kill_tree(closer: Context, run: str, *life: int) -> None:
+        if not again:
+            again.append(await twigs.start(ctx, [policy, "second"], id="r", if_ended="again"))
+            await ctx.clock.advance(1)
+        await killed(closer, run, *life)
+
+    monkeypatch.setattr(closing, "kill_tree", kill_tree)
+    handle = await twigs.start(ctx, [policy, "first"], id="r")
+    await ctx.clock.advance(100)
+    await handle.kill()
+    await ctx.clock.advance(100)
+    assert (await again[0].status()).status == "suspended"
+    assert (await leaf.handle(ctx, "first").status()).status == "cancelled"
+    assert (await leaf.handle(ctx, "second").status()).status == "suspended"
 
 
 async def test_a_kill_is_carried_on_by_the_log(boki_context: boki.testing.Context) -> None:
