@@ -372,6 +372,7 @@ class CallBook:
                 return await self.outcome(entry.id)
             if await self._is_over(known, found):
                 return None
+            entry = msgspec.structs.replace(entry, accepted_seqnum=found.accepted_seqnum)  # it may have been carried
             if await self.append_after(entry, found.seqnum, end_tags(entry)):
                 return entry.outcome
         return await self._catch_up(entry.id) or entry.outcome

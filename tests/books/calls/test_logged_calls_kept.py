@@ -9,6 +9,7 @@ import pytest
 
 from boki.books.calls.ledger import BOOK, Accepted, Checkpoint, Finished, Started, TakenOver
 from boki.errors import (
+    FunctionFailed,
     NoSuchInvocation,
     Unavailable,
     VersionTooNew,
@@ -16,7 +17,7 @@ from boki.errors import (
 from boki.log.chunk import Group, encode_chunk
 from boki.log.operations import Append
 from boki.protocol.calls import Call, Outcome, Payload
-from tests.books.calls.call_world import CallWorld, Gate, a_call, now_us, run, time_passes
+from tests.books.calls.call_world import CallWorld, Gate, a_call, echo, failing, now_us, run, time_passes
 
 KEEP_S = 3600.0
 
@@ -87,6 +88,38 @@ def test_a_call_that_finishes_while_it_is_carried_forward_finishes_once() -> Non
         gate.opened.set()
         assert (await calls.state(a_call(1).id, wait_s=10)).state == "done"
         assert len([entry for entry in world.finished() if entry.id == a_call(1).id]) == 1
+        await calls.stop()
+
+    run(scenario())
+
+
+def test_the_end_of_a_call_that_was_carried_while_it_ran_names_the_acceptance_that_is_kept() -> None:
+    """Else a retry finds no payload, although that is in the log."""
+
+    async def scenario() -> None:
+        world = CallWorld()
+        body = Gate()
+
+        async def fails(call: Call) -> Outcome:
+            await body(call)
+            return failing(FunctionFailed("no"))
+
+        world.bodies["long"] = fails
+        calls = await world.start(keep_s=KEEP_S)
+        await calls.accept(a_call(1, "long", timeout_s=100 * KEEP_S))
+        await body.started.wait()
+        for number in range(20):
+            await calls.accept(a_call(100 + number))
+            await time_passes(KEEP_S / 8)
+        first = world.records()[0].seqnum
+        world.bodies["long"] = echo
+        body.opened.set()
+        await time_passes(1)
+        assert (await calls.state(a_call(1).id)).state == "failed"
+        (end,) = [entry for entry in world.finished() if entry.id == a_call(1).id]
+        assert end.accepted_seqnum >= first
+        await calls.retry(a_call(1).id)
+        assert (await calls.state(a_call(1).id, wait_s=10)).state == "done"
         await calls.stop()
 
     run(scenario())
