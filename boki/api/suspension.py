@@ -27,6 +27,7 @@ from boki.log.ids import check_tag
 from boki.log.limits import DEFAULT_LIMITS
 from boki.protocol.calls import (
     CALLS_BOOK,
+    KEPT_END_TAG,
     Attribute,
     Begun,
     ChosenId,
@@ -161,7 +162,8 @@ async def ended_before(logbook: LogBook, invocation_ids: Sequence[str], time_us:
     lasts = await gather(*(logbook.check_tail(tags[number]) for number in kept))
     ended = [True] * len(tags)
     for number, last in zip(kept, lasts, strict=True):
-        ended[number] = last is None or ("finished" in last.tags and last.time < time_us)
+        if last is not None and KEPT_END_TAG not in last.tags:  # that one is there for the call that it reports to
+            ended[number] = "finished" in last.tags and last.time < time_us
     return ended
 
 

@@ -107,6 +107,10 @@ def ends_tag(invocation_id: str) -> str:
     return f"ends:{invocation_id}"
 
 
+KEPT_END_TAG: Final = "kept-end"
+"""The tag of ends that were recorded once more, in `CALLS_BOOK`: the call ended when it was forgotten, or before."""
+
+
 def starts_tag(invocation_id: str) -> str:
     """The tag of the acceptances of those logged calls that report to this one, in `CALLS_BOOK`."""
     return f"starts:{invocation_id}"

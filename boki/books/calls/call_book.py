@@ -65,7 +65,7 @@ from boki.log.ids import MAX_SEQNUM
 from boki.log.limits import DEFAULT_LIMITS, Limits
 from boki.log.operations import Append, Found, Read, TrimBook
 from boki.log.record import Expect, Page, Record
-from boki.protocol.calls import Outcome, Suspension
+from boki.protocol.calls import Outcome, Suspension, ends_tag
 from boki.retry import Backoff
 
 _log = logging.getLogger("boki.protocol.calls")
@@ -98,8 +98,8 @@ class CallBook:
         self._is_recovering = False
         self._ends: dict[str, asyncio.Future[tuple[Finished, int] | None]] = {}
         """Unfinished calls whose end is waited for here: the record and its time; None: look for yourself."""
-        self._on_entry: Callable[[Entry, int], None] = _ignore
-        self._on_recovered: Callable[[], None] = _ignore
+        self._on_entry: Callable[[Entry, int], None] = lambda *_: None
+        self._on_recovered: Callable[[], None] = lambda: None
 
     # following
 
@@ -449,6 +449,11 @@ class CallBook:
         assert isinstance(found, Found)
         return [(finished_of(record), record) for record in reversed(list(records_of(found)))]
 
+    async def with_ends(self, ids: list[str]) -> list[str]:
+        """Those of the calls that ended calls report to, and maybe others."""
+        compared = await self._access.compare(BOOK, [(ends_tag(each), 0) for each in ids])
+        return ids if compared is None else [ids[number] for number in compared.changed]
+
     async def wait_for_more(self, invocation_id: str, after: Record, wait_s: float) -> None:
         """Return when the call has a record after this one, or when `wait_s` is over."""
         await self._book.read_next(id_tag(invocation_id), min_seqnum=after.next_seqnum, wait_s=wait_s)
@@ -492,7 +497,3 @@ class CallBook:
     async def trim(self, floor: int) -> None:
         """Trim everything below that seqnum."""
         await self._access.ask(TrimBook(BOOK, floor))
-
-
-def _ignore(*_: object) -> None:
-    """Nobody is to be told."""

@@ -8,6 +8,7 @@ and ``Retrying`` where a call is delayed, waits for room, or runs more than once
 ``Suspended`` where a run has ended and the next one waits for a time or a record, with no process meanwhile. A call
 that has failed or was cancelled can be **run again**: it is accepted again, under its id and the same condition. One
 that waits for longer than records are kept is **carried forward** in the same way, so that it never holds up trimming.
+So is the end of a call that reports to an unfinished one, which may still ask for it (`boki.books.calls.trimming`).
 
 Each call has an **owner**, the engine incarnation that accepted it and runs it. Every engine with the index folds the
 book. When an owner is lost, and fenced so that it can append no more, one of the others appends ``TakenOver`` under the
@@ -150,6 +151,8 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
     """See `boki.protocol.calls.ChosenId`, as for the fields below."""
     attributes: dict[str, Attribute] = {}
     watcher: str = ""
+    ended_us: int = 0
+    """When the call ended, if this record keeps an earlier one of its end; 0: when it was written."""
 
     @property
     def state(self) -> CallStatus:

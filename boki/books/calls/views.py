@@ -67,7 +67,7 @@ def ended_state(entry: Finished, record_time_us: int) -> InvocationState:
         due_us=entry.due_us,
         started_us=entry.started_us,
         last_started_us=entry.runs.last_us or entry.started_us,
-        finished_us=record_time_us,
+        finished_us=entry.ended_us or record_time_us,
         attempts=entry.attempts,
         result=entry.outcome.result,
         failure=entry.outcome.failure,

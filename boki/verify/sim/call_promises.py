@@ -42,7 +42,7 @@ class _Life:
     def take(self, entry: CallEntry) -> Iterator[tuple[str, str]]:
         """What is wrong with the next record of the call: the promise that it breaks, and how."""
         if isinstance(entry, Finished):
-            if self._is_over:
+            if self._is_over and not entry.ended_us:  # that one keeps the end for the call that it reports to
                 yield ONE_END, "has ended twice"
             self._is_over = True
             return
