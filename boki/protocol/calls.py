@@ -66,6 +66,11 @@ PINNED = "boki:version"
 asks for the one that runs where the call is accepted."""
 
 
+REPLAYED = "boki:replayed"
+"""The attribute of calls whose caller knows the function by its name alone: whether a library replays its body. Where
+the call is accepted the function is known, and says so (`FunctionInfo.to_be_logged`); False: it is not known there."""
+
+
 def version_of(attributes: Mapping[str, Attribute] | None) -> int:
     """The version that a call with these attributes is pinned to; 0: it runs with what is deployed then."""
     found = (attributes or {}).get(PINNED, 0)
@@ -279,8 +284,15 @@ class FunctionInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_be_logged(self, call: Call, retry: Retry | None = None) -> Call:
         """The call as it is logged: its LogBook and its retry policy stay, whatever is deployed when it runs."""
-        policy = retry or call.retry or self.retry
-        return msgspec.structs.replace(call, book=self.book_of(call), caller_book="", retry=policy)
+        policy, chosen = retry or call.retry or self.retry, self.chosen_for(call)
+        return msgspec.structs.replace(call, book=self.book_of(call), caller_book="", retry=policy, chosen=chosen)
+
+    def chosen_for(self, call: Call) -> ChosenId | None:
+        """How the call is accepted: with an answer where its caller asks whether the function is `REPLAYED`."""
+        if call.chosen is None or REPLAYED not in call.chosen.attributes:
+            return call.chosen
+        attributes = {**call.chosen.attributes, REPLAYED: self.is_replayed}
+        return msgspec.structs.replace(call.chosen, attributes=attributes)
 
 
 class ModuleInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -48,7 +48,7 @@ def later_call(known: Function | None, call: Call, delay_s: float, limits: Limit
     if known.info.streams:
         raise no_stream(call.function)
     check_delay(delay_s)
-    call = msgspec.structs.replace(call, book=known.info.book_of(call))
+    call = msgspec.structs.replace(call, book=known.info.book_of(call), chosen=known.info.chosen_for(call))
     accepted = Accepted(call, sha256(call.payload.data).digest(), round(delay_s * 1e6))
     check_data(CODEC.encode(accepted), limits.record_bytes)
     return call

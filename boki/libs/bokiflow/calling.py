@@ -6,13 +6,13 @@ import asyncio
 from typing import Final
 
 from boki import BokiError, Context, NoSuchInvocation, WrongState
-from boki.extending import OVER, PINNED, Attribute, CallsById, Failure, Function, InvocationState, version_of
+from boki.extending import OVER, PINNED, REPLAYED, Attribute, CallsById, Failure, Function, InvocationState, version_of
 from boki.libs.bokiflow.closing import ask_to_end, kill_tree
 from boki.libs.bokiflow.gates.marks import gate_id_of
 from boki.libs.bokiflow.history import Scopes
 from boki.libs.bokiflow.joins import JoinRecord
 from boki.libs.bokiflow.records import CODEC, Result, inbox_tag
-from boki.libs.bokiflow.work import CHILD, JOINS, CallWork
+from boki.libs.bokiflow.work import CHILD, JOINS, CallWork, child_of
 
 _POLL_S: Final = 20.0
 _PAUSE_S: Final = 0.3
@@ -63,6 +63,8 @@ class Calling:
     def _attributes_of(self, work: CallWork, n: int) -> dict[str, Attribute]:
         """A child runs with the version of its parent, which knows how to call that one."""
         found: dict[str, Attribute] = {CHILD: f"{n} {work.closes_by}", PINNED: self._version}
+        if work.is_workflow is None:
+            found[REPLAYED] = False
         return found if work.base is None else {**found, JOINS: True}
 
     def _watcher_of(self, work: CallWork) -> str:
@@ -100,7 +102,8 @@ class Calling:
             return
 
     async def _end(self, work: CallWork, state: InvocationState) -> None:
-        if work.closes_by == "cancel":
+        is_known = work.is_workflow is not None  # else the place that has accepted it knows what it is
+        if work.closes_by == "cancel" and (is_known or child_of(state.attributes)[1] != "kill"):
             await ask_to_end(self._ctx, state.id, state.book)
         else:
             await kill_tree(self._ctx, work.invocation_id)

@@ -26,6 +26,7 @@ from boki.extending import (
     ATTENDS,
     OVER,
     PINNED,
+    REPLAYED,
     Attribute,
     Failure,
     InvocationState,
@@ -433,7 +434,7 @@ def _value(result: Result) -> Any:
     return None if result.value is None else decode_any(result.value, "answer")
 
 
-_INTERNAL: Final = frozenset((ATTENDS, CHILD, JOINS, LIMIT, PINNED))
+_INTERNAL: Final = frozenset((ATTENDS, CHILD, JOINS, LIMIT, PINNED, REPLAYED))
 """Attributes that are of no use to people."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, TypedDict, get_args
 
-from boki.extending import Attribute, Function, decode_any
+from boki.extending import REPLAYED, Attribute, Function, decode_any
 from boki.libs.bokiflow.asking import StoreWork
 from boki.libs.bokiflow.digests import digest_of
 from boki.libs.bokiflow.joins import Base
@@ -33,8 +33,10 @@ CHILD: Final = "boki:child"
 
 
 def child_of(attributes: Mapping[str, Attribute]) -> tuple[int, ParentClose]:
-    """Which command of its parent a call is, and its policy."""
+    """Which command of its parent a call is, and its policy: a function cannot be asked to cancel itself."""
     number, _, policy = str(attributes.get(CHILD, "")).partition(" ")
+    if policy == "cancel" and attributes.get(REPLAYED) is False:
+        policy = "kill"
     if number.isdecimal() and policy in get_args(ParentClose):
         return int(number), policy  # type: ignore[return-value] # it was looked at
     return 0, "cancel"
@@ -102,7 +104,8 @@ class CallWork:
         book: str | None,
     ) -> None:
         known = target if isinstance(target, str) else Function.of(target).info.name
-        self.is_workflow = hasattr(target, "is_workflow")
+        self.is_workflow = None if isinstance(target, str) else hasattr(target, "is_workflow")
+        """None: it is known by its name alone, and says so where the call is accepted (`REPLAYED`)."""
         self.name = f"{'call' if starts and awaits else 'start' if starts else 'wait for'} {known}"
         self.digest = digest_of((*payload, invocation_id), {}, known)
         self.target = target
@@ -119,7 +122,7 @@ class CallWork:
     @property
     def closes_by(self) -> ParentClose:
         """Its outcome when its parent has ended: a function cannot be asked to cancel itself."""
-        return "kill" if self.parent_close == "cancel" and not self.is_workflow else self.parent_close
+        return "kill" if self.parent_close == "cancel" and self.is_workflow is False else self.parent_close
 
     def value(self, result: Result) -> Any:
         """See `boki.libs.bokiflow.machine.Work`."""
