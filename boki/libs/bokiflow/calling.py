@@ -7,7 +7,7 @@ from typing import Final
 
 from boki import BokiError, Context, NoSuchInvocation, WrongState
 from boki.extending import OVER, PINNED, REPLAYED, Attribute, CallsById, Failure, Function, InvocationState, version_of
-from boki.libs.bokiflow.closing import ask_to_end, kill_tree
+from boki.libs.bokiflow.closing import ask_to_end, children_of, kill_tree
 from boki.libs.bokiflow.gates.marks import gate_id_of
 from boki.libs.bokiflow.history import Scopes
 from boki.libs.bokiflow.joins import JoinRecord
@@ -30,6 +30,8 @@ class Calling:
         self._scopes = scopes
         chosen = self._calls.chosen
         self._version = 0 if chosen is None else version_of(chosen.attributes)
+        self._own: set[str] = set()
+        """Calls that are known to have been started by this workflow, when some of them are closed."""
 
     async def perform(self, work: CallWork, n: int) -> Result:
         """Start the call, unless that was done before, and wait for its end, as the work says."""
@@ -78,14 +80,16 @@ class Calling:
         return gate_id_of(info.name, work.book or info.book or own)
 
     async def close(self, work: CallWork) -> None:
-        """The workflow has ended, and this call of it has not: do what its policy says."""
+        """The workflow has ended, and this call of it has not: do what its policy says. One of the same id that was
+        started by somebody else, and stood for the start, is left alone.
+        """
         if work.parent_close == "abandon":
             return
         looks = 0
         while True:
             try:
                 state = await self._calls.state(work.invocation_id)
-                if state.state not in OVER:
+                if state.state not in OVER and await self._is_own(state.id):
                     await self._end(work, state)
             except WrongState:
                 pass  # it has ended meanwhile
@@ -101,9 +105,14 @@ class Calling:
                 continue
             return
 
-    async def _end(self, work: CallWork, state: InvocationState) -> None:
+    async def _is_own(self, invocation_id: str) -> bool:
+        if invocation_id not in self._own:
+            self._own.update(await children_of(self._ctx, self._run_id))
+        return invocation_id in self._own
+
+    async def _end(self, work: CallWork, child: InvocationState) -> None:
         is_known = work.is_workflow is not None  # else the place that has accepted it knows what it is
-        if work.closes_by == "cancel" and (is_known or child_of(state.attributes)[1] != "kill"):
-            await ask_to_end(self._ctx, state.id, state.book)
+        if work.closes_by == "cancel" and (is_known or child_of(child.attributes)[1] != "kill"):
+            await ask_to_end(self._ctx, child.id, child.book)
         else:
-            await kill_tree(self._ctx, work.invocation_id)
+            await kill_tree(self._ctx, child.id)

@@ -118,7 +118,7 @@ async def _close_children(ctx: Context, run: str, life_us: int, since_us: int = 
     """
     calls = CallsById(ctx)
     killed = []
-    children = await _children(ctx, run)
+    children = await children_of(ctx, run)
     looks = [children[at : at + _AT_ONCE] for at in range(0, len(children), _AT_ONCE)]
     found = [state for some in looks for state in await gather(*(_state_of(calls, child) for child in some))]
     parent = await _state_of(calls, run) if life_us and children else None  # after them: none is of a life after that
@@ -151,7 +151,7 @@ async def ask_to_end(ctx: Context, run: str, book: str) -> None:
     await until_answered(append, f"a request to workflow {run}")
 
 
-async def _children(ctx: Context, run: str) -> list[str]:
+async def children_of(ctx: Context, run: str) -> list[str]:
     """Children that may have something to be ended: not those that returned, of which there may be thousands."""
     book = ctx.logbook_named(ends_of(run).book)
     await until_answered(book.sync, "a look at children")
