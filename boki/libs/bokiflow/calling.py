@@ -79,7 +79,7 @@ class Calling:
         info = Function.of(work.target).info
         return gate_id_of(info.name, work.book or info.book or own)
 
-    async def close(self, work: CallWork) -> None:
+    async def close(self, work: CallWork, keep_s: float) -> None:
         """The workflow has ended, and this call of it has not: do what its policy says. One of the same id that was
         started by somebody else, and stood for the start, is left alone.
         """
@@ -90,7 +90,7 @@ class Calling:
             try:
                 state = await self._calls.state(work.invocation_id)
                 if state.state not in OVER and await self._is_own(state.id):
-                    await self._end(work, state)
+                    await self._end(work, state, keep_s)
             except WrongState:
                 pass  # it has ended meanwhile
             except NoSuchInvocation:  # the workflow ended before the start was accepted, which may still be under way
@@ -110,9 +110,9 @@ class Calling:
             self._own.update(await children_of(self._ctx, self._run_id))
         return invocation_id in self._own
 
-    async def _end(self, work: CallWork, child: InvocationState) -> None:
+    async def _end(self, work: CallWork, child: InvocationState, keep_s: float) -> None:
         is_known = work.is_workflow is not None  # else the place that has accepted it knows what it is
         if work.closes_by == "cancel" and (is_known or child_of(child.attributes)[1] != "kill"):
-            await ask_to_end(self._ctx, child.id, child.book)
+            await ask_to_end(self._ctx, child)
         else:
-            await kill_tree(self._ctx, child.id)
+            await kill_tree(self._ctx, child.id, keep_s)

@@ -47,7 +47,7 @@ async def close_and_look_again(ctx: Context, keep_s: float) -> Payload:
         state = await until_answered(partial(calls.state, run), f"a look at workflow {run}")
     except NoSuchInvocation:
         return nothing
-    await kill_tree(ctx, run, int(accepted_us))
+    await kill_tree(ctx, run, keep_s, int(accepted_us))
     if str(state.accepted_us) == accepted_us:
         await record_end(ctx, run, state, keep_s)
     if ctx.run_number == 1:
@@ -78,16 +78,16 @@ async def record_end(ctx: Context, run: str, killed: InvocationState, keep_s: fl
         await until_answered(append, f"the end of workflow {run}")
 
 
-async def kill_tree(ctx: Context, run: str, life_us: int = 0) -> None:
+async def kill_tree(ctx: Context, run: str, keep_s: float, life_us: int = 0) -> None:
     """End a workflow, and its children as their policies say, and those of children that it ends. Repeatable.
 
-    `life_us`: when it was accepted. If it was begun again since, that and what it has started is not to be closed. 0:
-    whenever it was.
+    What they leave is trimmed after `keep_s`: of children the decorator is not known here. `life_us`: when it was
+    accepted. If it was begun again since, that and what it has started is not to be closed. 0: whenever it was.
     """
-    await _kill_all(ctx, [(run, life_us)])
+    await _kill_all(ctx, [(run, life_us)], keep_s)
 
 
-async def close_children(ctx: Context, *, is_copy: bool) -> None:
+async def close_children(ctx: Context, keep_s: float, *, is_copy: bool) -> None:
     """Treat the children of a workflow that ends as their policies say: all that the log knows of, also those that it
     started before it continued as new. Children of an earlier life of the id are left alone. `is_copy`: it was rewound,
     and has those of the life before. Repeatable.
@@ -98,17 +98,29 @@ async def close_children(ctx: Context, *, is_copy: bool) -> None:
         with suppress(NoSuchInvocation):  # an engine may not have heard of it yet
             state = await until_answered(partial(CallsById(ctx).state, run), f"a look at workflow {run}")
             since_us = state.accepted_us
-    await _kill_all(ctx, await _close_children(ctx, run, 0, since_us))
+    await _kill_all(ctx, await _close_children(ctx, run, 0, since_us), keep_s)
 
 
-async def _kill_all(ctx: Context, runs: list[tuple[str, int]]) -> None:
+async def _kill_all(ctx: Context, runs: list[tuple[str, int]], keep_s: float) -> None:
     """End these lives of calls, and their children."""
     calls = CallsById(ctx)
     while runs:
         one, life_us = runs.pop()
         with suppress(NoSuchInvocation, WrongState):
-            await until_answered(partial(calls.cancel, one, life_us), f"the end of workflow {one}")
+            killed = await until_answered(partial(calls.cancel, one, life_us), f"the end of workflow {one}")
+            if await _has_left_something(ctx, killed):
+                await record_end(ctx, one, killed, keep_s)
         runs += await _close_children(ctx, one, life_us)
+
+
+async def _has_left_something(ctx: Context, killed: InvocationState) -> bool:
+    """Whether there is something to be trimmed of a call that was killed: of a function, or a workflow that has done
+    nothing, there is not.
+    """
+    book = ctx.logbook_named(killed.book)
+    tags = journal_tag(killed.id), inbox_tag(killed.id)
+    looks = [until_answered(partial(book.check_tail, tag), f"what workflow {killed.id} has left") for tag in tags]
+    return any(tail is not None for tail in await gather(*looks))
 
 
 async def _close_children(ctx: Context, run: str, life_us: int, since_us: int = 0) -> list[tuple[str, int]]:
@@ -132,7 +144,7 @@ async def _close_children(ctx: Context, run: str, life_us: int, since_us: int = 
         if policy == "kill":
             killed.append((child, state.accepted_us))  # also one that is: its own children may not be closed yet
         elif policy == "cancel" and state.state not in OVER:
-            await ask_to_end(ctx, child, state.book)
+            await ask_to_end(ctx, state)
     return killed
 
 
@@ -144,10 +156,11 @@ async def _state_of(calls: CallsById, call: str) -> InvocationState | None:
         return None
 
 
-async def ask_to_end(ctx: Context, run: str, book: str) -> None:
-    """Ask a child workflow to cancel itself. Repeatable."""
-    note = encode_note(CancelRequested("its parent has ended"))
-    append = partial(ctx.logbook_named(book).append, note, [inbox_tag(run)], key=f"flow-close:{run}")
+async def ask_to_end(ctx: Context, child: InvocationState) -> None:
+    """Ask a child workflow to cancel itself. Repeatable; one that was begun again since is asked again."""
+    run = child.id
+    note, key = encode_note(CancelRequested("its parent has ended")), f"flow-close:{run}:{child.accepted_us}"
+    append = partial(ctx.logbook_named(child.book).append, note, [inbox_tag(run)], key=key)
     await until_answered(append, f"a request to workflow {run}")
 
 

@@ -186,7 +186,7 @@ async def _attend(ctx: Context, workflow: Limited, what: str) -> Any:
         return await close_and_look_again(ctx, kept_s(ctx, workflow.keep_s))
     if what == "schedule":
         watcher = "" if workflow.limit is None else gate_id_of(workflow.name, ctx.logbook.name)
-        await attend_schedule(ctx, workflow.name, watcher)
+        await attend_schedule(ctx, workflow.name, watcher, kept_s(ctx, workflow.keep_s))
     if what == "gate":
         await attend_gate(ctx)
     raise InvalidArgument(
@@ -197,15 +197,16 @@ async def _attend(ctx: Context, workflow: Limited, what: str) -> Any:
 async def _clean_up(ctx: Context, workflow: Runnable, body: Body) -> None:
     """The workflow is about to end: so do its children, and histories that are old enough."""
     _check_try(ctx, needs_log=body.may_have_children)
+    keep_s = kept_s(ctx, workflow.keep_s)
     if body.children:
         calling = Calling(ctx, body.scopes)
         for work in body.children.values():
-            await calling.close(work)
+            await calling.close(work, keep_s)
     task = current_task()
     if body.is_continued and not (task is not None and task.cancelling()):  # one that is cut off has not ended
         chosen = CallsById(ctx).chosen
-        await close_children(ctx, is_copy=chosen is not None and bool(chosen.copies))
-    ctx.logbook.session.shared(Sweeps).workflow_ended(ctx, kept_s(ctx, workflow.keep_s))
+        await close_children(ctx, keep_s, is_copy=chosen is not None and bool(chosen.copies))
+    ctx.logbook.session.shared(Sweeps).workflow_ended(ctx, keep_s)
 
 
 def _payload_of(workflow: Runnable, again: ContinueAsNew) -> Payload:

@@ -178,9 +178,9 @@ async def test_children_that_have_returned_are_not_looked_up(
         looks.append(invocation_id)
         return await state(calls, invocation_id, wait_s)
 
-    async def closes(ctx: Context, *, is_copy: bool) -> None:
+    async def closes(ctx: Context, keep_s: float, *, is_copy: bool) -> None:
         looks.clear()
-        await close_children(ctx, is_copy=is_copy)
+        await close_children(ctx, keep_s, is_copy=is_copy)
         assert len(looks) <= 1
 
     monkeypatch.setattr(CallsById, "state", counted)

@@ -23,16 +23,19 @@ def run_id(schedule: str, key: str) -> str:
     return f"{schedule}@{key}"
 
 
-async def attend_schedule(ctx: Context, workflow: str, watcher: str) -> NoReturn:
-    """One run of a schedule's attendant. `watcher`: the call that waits for the ends of its workflows as well."""
-    await _Attendant(ctx, workflow, watcher).run()
+async def attend_schedule(ctx: Context, workflow: str, watcher: str, keep_s: float) -> NoReturn:
+    """One run of a schedule's attendant. `watcher`: the call that waits for the ends of its workflows as well.
+    `keep_s`: for how long what they leave is kept.
+    """
+    await _Attendant(ctx, workflow, watcher, keep_s).run()
 
 
 class _Attendant:
     """See `attend_schedule`."""
 
-    def __init__(self, ctx: Context, workflow: str, watcher: str) -> None:
+    def __init__(self, ctx: Context, workflow: str, watcher: str, keep_s: float) -> None:
         self._watcher = watcher
+        self._keep_s = keep_s
         self._ctx = ctx
         self._calls = CallsById(ctx)
         self._workflow = workflow
@@ -104,7 +107,7 @@ class _Attendant:
             call_id = self._state.call_id(key)
             try:
                 if self._state.closing == "kill":
-                    await kill_tree(self._ctx, call_id)
+                    await kill_tree(self._ctx, call_id, self._keep_s)
                     continue
                 note = encode_note(CancelRequested(f"schedule {self._name} has come to its next tick"))
                 await self._ctx.logbook.append(note, [inbox_tag(call_id)], key=f"flow-close:{call_id}")

@@ -1,0 +1,153 @@
+"""What becomes of children that are left when their parent ends: whose they are, what they are, what they leave."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import boki.testing
+from boki import Context, function
+from boki.libs.bokiflow import flow, step, workflow
+from boki.libs.bokiflow.handles import Handle
+from boki.libs.bokiflow.records import inbox_tag, journal_tag
+
+pytestmark = pytest.mark.usefixtures("each_mode")
+
+UNDONE: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def forget() -> None:
+    UNDONE.clear()
+
+
+@step
+async def undo(what: str) -> None:
+    UNDONE.append(what)
+
+
+@step
+async def quick(what: str) -> str:
+    return what
+
+
+@workflow(keep_s=10)
+async def kid() -> str:
+    flow.compensate(undo, "kid")
+    await quick("kid")
+    await flow.sleep(1_000)
+    return "grown up"
+
+
+@workflow(keep_s=10)
+async def leaving(how: str) -> None:
+    """Start a child by its function or by its name, and end."""
+    target = "kid" if how == "by name" else kid
+    await flow.start(target, id="left", parent_close="kill" if how == "killed" else "cancel")
+    await flow.sleep(5)
+
+
+@workflow(keep_s=10)
+async def short() -> None:
+    await quick("short")
+
+
+async def records_of(ctx: Context, handle: Handle[str]) -> int:
+    """Number of records in the journal and the inbox of a workflow."""
+    pages = [await ctx.logbook.read(tag(handle.invocation_id)) for tag in (journal_tag, inbox_tag)]
+    return sum(len(page.records) for page in pages)
+
+
+async def days_pass(ctx: boki.testing.Context) -> None:
+    """Days, in which workflows end, with which those are swept that ended before."""
+    for _ in range(3):
+        await ctx.clock.advance(24 * 3_600)
+        await (await short.start(ctx)).result()
+        await ctx.clock.advance(100)
+
+
+@pytest.mark.parametrize("how", ["by function", "by name"])
+async def test_a_child_is_asked_to_cancel_however_it_was_called(how: str) -> None:
+    """Its compensations run, also if its parent knows it by its name alone."""
+    async with boki.testing.context(functions=[kid]) as ctx:
+        await (await leaving.start(ctx, how)).result()
+        await ctx.clock.advance(20)
+        assert (await kid.handle(ctx, "left").status()).status == "cancelled"
+        assert UNDONE == ["kid"]
+
+
+@workflow
+async def calling_by_name() -> None:
+    await flow.start("stopped")
+    await flow.sleep(5)
+
+
+@function
+async def stopped(ctx: Context) -> None:
+    """Ends when it is killed: it hears nothing of requests."""
+    try:
+        await asyncio.Event().wait()
+    finally:
+        UNDONE.append("stopped")
+
+
+async def test_a_function_that_was_called_by_name_is_killed() -> None:
+    """It cannot be asked."""
+    async with boki.testing.context(functions=[stopped]) as ctx:
+        await (await calling_by_name.start(ctx)).result()
+        await ctx.clock.advance(1)
+        assert UNDONE == ["stopped"]
+
+
+async def test_a_call_that_somebody_else_has_started_is_left_alone(boki_context: boki.testing.Context) -> None:
+    """It has the id that the workflow starts it under, and stands for that start. Its owner waits for it."""
+    owned = await kid.start(boki_context, id="left")
+    await boki_context.clock.advance(1)
+    for how in ("by function", "killed"):
+        await (await leaving.start(boki_context, how)).result()
+    await boki_context.clock.advance(20)
+    assert (await owned.status()).status == "suspended"
+    assert await owned.result() == "grown up"
+    assert UNDONE == []
+
+
+async def test_a_child_that_was_begun_again_is_closed_again(boki_context: boki.testing.Context) -> None:
+    """A request to end belongs to one life of a child."""
+    for _ in range(2):
+        await (await leaving.start(boki_context, "by function", id="parent", if_ended="again")).result()
+        await boki_context.clock.advance(20)
+        left = kid.handle(boki_context, "left")
+        assert (await left.status()).status == "cancelled"
+        await left.rewind(0)
+    assert UNDONE == ["kid", "kid"]
+
+
+@pytest.mark.parametrize("is_parent_killed", [False, True])
+async def test_what_a_killed_child_leaves_is_trimmed(
+    boki_context: boki.testing.Context, is_parent_killed: bool
+) -> None:
+    """A killed workflow cannot record its own end, by which its history is found."""
+    parent = await leaving.start(boki_context, "killed")
+    await boki_context.clock.advance(3)
+    if is_parent_killed:
+        await parent.kill()
+    await boki_context.clock.advance(100)
+    left = kid.handle(boki_context, "left")
+    assert (await left.status()).status == "cancelled"
+    assert await records_of(boki_context, left) > 0
+    await days_pass(boki_context)
+    assert await records_of(boki_context, left) == 0
+
+
+async def test_what_a_killed_run_of_a_schedule_leaves_is_trimmed(boki_context: boki.testing.Context) -> None:
+    """Each tick ends the run of the one before, which records no end."""
+    runs = await kid.schedule(boki_context, id="s", every_s=60, overlap="kill")
+    await boki_context.clock.advance(200)
+    await runs.pause()
+    keys = {tick.key for tick in (await runs.state()).recent}
+    left = [kid.handle(boki_context, f"s@{key}") for key in keys]
+    killed = [one for one in left if (await one.status()).status == "cancelled"]
+    assert killed
+    await days_pass(boki_context)
+    assert [await records_of(boki_context, one) for one in killed] == [0] * len(killed)
