@@ -16,7 +16,17 @@ from boki import InvalidArgument
 from boki.libs.bokiflow.gates.records import Admission, reason_of
 from boki.libs.bokiflow.history import History, cut_at, number_of
 from boki.libs.bokiflow.inbox import Letter
-from boki.libs.bokiflow.records import CancelRequested, Done, Entry, Fired, Rewound, encode_entry, encode_note
+from boki.libs.bokiflow.records import (
+    CancelRequested,
+    Done,
+    Entry,
+    Fired,
+    Paused,
+    Resumed,
+    Rewound,
+    encode_entry,
+    encode_note,
+)
 
 _SHOWN = 12
 
@@ -102,9 +112,11 @@ def keeps_step(history: History, branch: Branch) -> bool:
 
 
 def letters_for(history: History, branch: Branch, letters: Sequence[Letter]) -> list[Letter]:
-    """The messages that the kept part of the history was given, or has waiting."""
+    """The messages that the kept part of the history was given, or has waiting. A pause is no part of it: it was for
+    the workflow that it was sent to.
+    """
     seen = history.entries[branch.cut - 1].seen if branch.cut else 0
-    return [one for one in letters if one.seqnum <= seen]
+    return [one for one in letters if one.seqnum <= seen and not isinstance(one.note, Paused | Resumed)]
 
 
 def copied_letter(letter: Letter, requests: Collection[str]) -> bytes:
