@@ -39,9 +39,11 @@ class Branch(NamedTuple):
     cut: int
     """How many entries are kept."""
     scopes: tuple[tuple[int, str], ...]
+    opens: tuple[tuple[str, tuple[int, ...]], ...]
+    """See `boki.libs.bokiflow.records.Rewound`."""
 
 
-def branch_at(history: History, wanted: int | None, run: str, scope: str) -> Branch:
+def branch_at(history: History, wanted: int | None, run: str, scope: str, *, is_fork: bool) -> Branch:
     """The point in front of command `wanted`; None: in front of the last one that failed, else at the end.
 
     `run` has the history, and `scope` is that of the commands which are to be done again.
@@ -63,8 +65,13 @@ def branch_at(history: History, wanted: int | None, run: str, scope: str) -> Bra
             beside=beside,
         )
     _check_locks(history.entries[:cut], n)
-    old = history.scopes(run).parts
-    return Branch(n, cut, (*(part for part in old if part[0] < n or not part[0]), (n, scope)))
+    old = history.scopes(run)
+    scopes = (*(part for part in old.parts if part[0] < n or not part[0]), (n, scope))
+    if is_fork:  # what has no end on record the first workflow runs, or may run again: its keys are not for two
+        opens = [(scope, tuple(number for number in range(n) if number not in ended))]
+    else:
+        opens = [(known, tuple(number for number in those if number < n)) for known, those in old.opens]
+    return Branch(n, cut, scopes, tuple(one for one in opens if one[1]))
 
 
 def _check_locks(kept: Sequence[Entry], n: int) -> None:
@@ -101,7 +108,7 @@ def rewound(branch: Branch, *, history: History, writer: int, life: int, at_us: 
     """The record that has a journal continue from the point; it goes to the journal's next place."""
     kept = history.entries[: branch.cut]
     seen = kept[-1].seen if kept else history.cursor
-    fact = Rewound(branch.n, branch.scopes)
+    fact = Rewound(branch.n, branch.scopes, branch.opens)
     began_us = 0 if history.has_begun else at_us
     return encode_entry(Entry(writer, history.place, seen, at_us, fact, began_us, life))
 
@@ -160,7 +167,7 @@ def copied_journal(
         )
         found.append(encode_entry(copy))
     last_seen = max((now for _, now in moved), default=0)
-    fact = Rewound(branch.n, branch.scopes)
+    fact = Rewound(branch.n, branch.scopes, branch.opens)
     began_us = 0 if keeps_step(history, branch) else at_us
     found.append(encode_entry(Entry(writer, place, last_seen, at_us, fact, began_us, life)))
     return found

@@ -200,7 +200,7 @@ class Carrier:
         if hooks().dies("before", work.name):
             self._shell.die()
             return
-        key = f"{self._scopes.at(command.n)}:{command.n}"
+        key = f"{self._scopes.of_key(command.n)}:{command.n}"
         ended, beating = self._on_ended, self._on_beat
         attempts = Attempts(
             command, work, key, self._clock, self._outer, ended, self._shell.turn, beating, self._ctx, self._loop

@@ -10,7 +10,7 @@ run that overlap from mixing:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from hashlib import blake2b
 
 import msgspec
@@ -37,14 +37,20 @@ from boki.libs.bokiflow.records import (
 class Scopes:
     """What the numbers of commands are unique in: one scope, or after a rewind another one from a number on."""
 
-    def __init__(self, parts: Sequence[tuple[int, str]]) -> None:
+    def __init__(self, parts: Sequence[tuple[int, str]], opens: Sequence[tuple[str, Collection[int]]] = ()) -> None:
+        """`opens`: see `boki.libs.bokiflow.records.Rewound`."""
         self.parts = tuple(parts)
+        self.opens = tuple(opens)
 
     def at(self, n: int) -> str:
         """The scope of command number `n`."""
         if len(self.parts) == 1:
             return self.parts[0][1]
         return next(scope for first, scope in reversed(self.parts) if first <= n or not first)
+
+    def of_key(self, n: int) -> str:
+        """The scope of the key of command number `n`: another one, if another workflow runs the same command."""
+        return next((scope for scope, numbers in self.opens if n in numbers), None) or self.at(n)
 
 
 def life_of(start: str) -> int:
@@ -112,6 +118,7 @@ class History:
         are not this life's: they were forgotten by a rewind, or sent to an earlier life.
         """
         self._scopes: tuple[tuple[int, str], ...] = ()
+        self._opens: tuple[tuple[str, tuple[int, ...]], ...] = ()
         self._lives: set[int] = set()
         """The lives that this history is of: a rewind continues with what earlier ones have recorded."""
         self._until_us = 0
@@ -216,7 +223,7 @@ class History:
             self._keep(one, stood)
         if kept:
             self.entries[-1] = msgspec.structs.replace(kept[-1][0], at_us=max(kept[-1][0].at_us, entry.at_us))
-        self._scopes = fact.scopes
+        self._scopes, self._opens = fact.scopes, fact.opens
         self.forgotten.append((kept[-1][0].seen if kept else self.cursor, seqnum, 0))
 
     def _clear(self, began_us: int) -> None:
@@ -225,7 +232,7 @@ class History:
         self.seqnums.clear()
         self._facts.clear()
         self.marks.clear()
-        self._scopes = ()
+        self._scopes, self._opens = (), ()
         self.has_ended, self.last_read_at = False, 0
 
     def settle(self) -> None:
@@ -247,7 +254,7 @@ class History:
         """Names what the commands of this journal number: they are numbered again in each life and each
         continuation.
         """
-        return Scopes(self._scopes or ((0, self.scope(run, self.life)),))
+        return Scopes(self._scopes or ((0, self.scope(run, self.life)),), self._opens)
 
     def scope(self, run: str, life: int) -> str:
         """The scope of the commands of that life since it began, or last continued."""

@@ -120,11 +120,13 @@ class Rewound(msgspec.Struct, frozen=True, array_like=True, tag=9):
 
     `scopes`: from which number on which scope names what the commands number (`Scopes`); the last one is new. Requests
     to cancel, to pause and to resume are forgotten, too, that stand before this record and were not delivered before
-    what is kept.
+    what is kept. `opens`: commands in front of `n` that had not ended when a fork was made, and the scope of their
+    keys: the first workflow runs them, too.
     """
 
     n: int
     scopes: tuple[tuple[int, str], ...]
+    opens: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True, tag=10):

@@ -56,7 +56,7 @@ async def rewind(calls: Calls, logbook: LogBook, call: InvocationState, step: in
     life = life_of(start) if call.state in OVER else history.life
     if not history.place:
         history.place = await place_of(logbook, journal_tag(run))
-    branch = branch_at(history, step, run, new_scope(run, life, history.place))
+    branch = branch_at(history, step, run, new_scope(run, life, history.place), is_fork=False)
     await _check_children(calls, logbook, run, branch.n, None)
     now_us = logbook.session.likely_time_us()
     data = rewound(branch, history=history, writer=WRITER_NAMES.getrandbits(32), life=life, at_us=now_us)
@@ -99,7 +99,7 @@ async def fork(calls: Calls, logbook: LogBook, call: InvocationState, step: int 
     before = await read_history(logbook, journal_tag(new_run))
     if not before.place:
         before.place = await place_of(logbook, journal_tag(new_run))
-    branch = branch_at(history, step, run, new_scope(new_run, life, before.place))
+    branch = branch_at(history, step, run, new_scope(new_run, life, before.place), is_fork=True)
     await _check_children(calls, logbook, run, None, branch.n)
     moved = await _copy_inbox(logbook, history, branch, run, new_run, start)
     journal = copied_journal(

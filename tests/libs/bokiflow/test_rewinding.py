@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import boki.testing
-from boki import AlreadyExists, FunctionFailed, InvalidArgument, WrongState
+from boki import AlreadyExists, FunctionFailed, InvalidArgument, Retry, WrongState
 from boki.libs.bokiflow import NoSuchWorkflow, StepFailed, flow, step, workflow
 from boki.testing import flows
 
@@ -413,3 +413,56 @@ async def test_locks(boki_context: boki.testing.Context) -> None:
     await handle.rewind(0)
     again = await handle.result()
     assert again[0] != first[0]
+
+
+@step(retry=Retry(first_s=30, max_s=30, jitter=0))
+async def unready(what: str) -> str:
+    """Is under way for a while, and succeeds when nothing is broken any more."""
+    return await act.fn(what)
+
+
+@workflow
+async def beside() -> list[str]:
+    drawn = [flow.random().random()]
+    slowly = asyncio.ensure_future(unready("pay"))
+    await asyncio.sleep(0)
+    drawn.append(flow.random().random())
+    found = [await act("quick")]
+    await flow.sleep(10)
+    found += [await slowly, await act("last")]
+    return [*found, *map(str, drawn)]
+
+
+async def test_a_fork_has_keys_of_its_own_for_steps_that_are_under_way(boki_context: boki.testing.Context) -> None:
+    """The first workflow runs them, too: under one key they would have one effect, of whichever comes first. In each
+    workflow a step keeps its key, also when the fork is rewound behind it. Random numbers are those of the history.
+    """
+    ctx = boki_context
+    BROKEN.add("pay")
+    handle = await beside.start(ctx, id="first")
+    await ctx.clock.advance(15)
+    fork = await handle.fork(id="second")
+    await ctx.clock.advance(40)
+    await fork.kill()
+    await fork.rewind()
+    await ctx.clock.advance(1)
+    BROKEN.clear()
+    assert (await handle.result())[3:] == (await fork.result())[3:]
+    assert DONE.count("quick") == 1
+    assert len(KEYS["pay"]) > 4
+    assert len(set(KEYS["pay"])) == 2
+
+
+async def test_a_fork_of_a_paused_workflow_runs(boki_context: boki.testing.Context) -> None:
+    """A pause is for the workflow that it was sent to, however often it was read there."""
+    ctx = boki_context
+    handle = await trip.start(ctx, "Ada", id="t")
+    await ctx.clock.advance(5)
+    await handle.pause("the bank is closed")
+    await ctx.clock.advance(5)
+    fork = await handle.fork(id="f")
+    await ctx.clock.advance(5)
+    assert ((await handle.status()).status, (await fork.status()).status) == ("paused", "suspended")
+    assert (await fork.result())[2] == "pay 1"
+    await handle.resume()
+    assert (await handle.result())[2] == "pay 2"
