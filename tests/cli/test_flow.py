@@ -242,7 +242,9 @@ def test_one_that_runs_is_killed_and_started_again(url: str) -> None:
     boki(url, "signal", "travel", "killed", "approve", "true")
     boki(url, "resolve", "travel", "killed", "flight", "LH 1")
     assert boki(url, "result", "travel", "killed", "--wait-s", "20").stdout == "a room in Oslo, LH 1\n"
+    boki(url, "start", "travel", "Rome", "--id", "killed", "--if-running", "kill", code=1)  # it has ended: see if_ended
     boki(url, "start", "travel", "Bonn", "--id", "new", "--if-running", "kill")
+    boki(url, "start", "travel", "Kiel", "--id", "new", "--if-running", "kill", "--if-ended", "fail")
     with Flows(url, "") as flows, pytest.raises(InvalidArgument, match="a start that kills takes no key"):
         flows.post("travel", body=b"Rome", key="k", query={"id": "new", "if_running": "kill"})
 

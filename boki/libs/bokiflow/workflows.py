@@ -17,7 +17,6 @@ no clock, draws no random number and speaks to nobody, except through steps and 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping
-from contextlib import suppress
 from functools import partial, update_wrapper
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Never, Protocol, TypeVar, cast, overload
 from uuid import uuid4
@@ -27,6 +26,7 @@ import msgspec
 from boki import ConfigError, Context, DeadlineExceeded, FunctionFailed, InvalidArgument, Retry
 from boki.extending import (
     ATTENDS,
+    OVER,
     Attribute,
     CallsById,
     Function,
@@ -180,16 +180,14 @@ class Workflow(Generic[Pay, R]):
         if len(payload) > 1:
             raise InvalidArgument(f"{self.name} takes at most one payload, not {len(payload)}", field="payload")
         handle = self.handle(ctx, uuid4().hex if id is None else id, book=book)
-        kills = if_running == "kill"
-        if kills:
-            with suppress(NoSuchWorkflow, WorkflowEnded):
-                await handle.kill()
+        if if_running == "kill":
+            if_running, if_ended = "fail", await kill_first(handle, if_ended)
         begun = await CallsById(ctx).start(
             handle.invocation_id,
             self,
             *payload,
-            if_running="fail" if if_running == "kill" else if_running,
-            if_ended="again" if kills and if_ended == "use" else if_ended,
+            if_running=if_running,
+            if_ended=if_ended,
             delay_s=delay_s,
             book=book,
             name=handle.id,
@@ -274,6 +272,19 @@ class Workflow(Generic[Pay, R]):
     async def run(self, ctx: Context, *arguments: Any) -> Any:
         """The body of its logged calls."""
         return await run_workflow(ctx, self, arguments)
+
+
+async def kill_first(handle: Handle[Any], if_ended: IfEnded) -> IfEnded:
+    """End the workflow of that id if it runs, for a start that replaces it: what the start does about one that has
+    ended. What was killed is begun again. So is, by default, what was killed before, maybe by the same start, whose
+    answer was lost.
+    """
+    try:
+        before = await handle.status()
+        await handle.kill()
+    except (NoSuchWorkflow, WorkflowEnded):
+        return if_ended
+    return "again" if before.status not in OVER or if_ended == "use" else if_ended
 
 
 class _MayTake(Protocol[RCo]):

@@ -163,6 +163,27 @@ async def test_killing_the_one_that_runs(boki_context: boki.testing.Context) -> 
     assert await handle.result() == 10
 
 
+async def test_a_start_that_kills_begins_again_what_it_has_killed(boki_context: boki.testing.Context) -> None:
+    """`if_ended` is about workflows that had ended before. One that was killed before is begun again by default: it may
+    have been this start, whose answer was lost.
+    """
+    ctx = boki_context
+    await doubled.start(ctx, 4, id="one")
+    await ctx.clock.advance(50)
+    assert await (await doubled.start(ctx, 5, id="one", if_running="kill", if_ended="fail")).result() == 10
+    assert await (await doubled.start(ctx, 5, id="one", if_running="kill")).result() == 10
+    with pytest.raises(KeyReused):
+        await doubled.start(ctx, 6, id="one", if_running="kill")
+    with pytest.raises(AlreadyExists):
+        await doubled.start(ctx, 5, id="one", if_running="kill", if_ended="fail")
+    handle = await doubled.start(ctx, 6, id="one", if_ended="again")
+    await ctx.clock.advance(10)
+    await handle.kill()
+    with pytest.raises(AlreadyExists):
+        await doubled.start(ctx, 7, id="one", if_running="kill", if_ended="fail")
+    assert await (await doubled.start(ctx, 7, id="one", if_running="kill")).result() == 14
+
+
 @pytest.mark.boki(functions=[doubled])
 async def test_workflows_are_logged_calls(boki_context: boki.testing.Context) -> None:
     """A plain call would be forgotten with its process."""

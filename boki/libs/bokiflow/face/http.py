@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any, Final, Literal
 
@@ -31,8 +30,8 @@ from boki.libs.bokiflow.face.registered import book_of, is_workflow, workflow_in
 from boki.libs.bokiflow.face.shapes import Count, SpanBody, WorkflowBody, state_shape
 from boki.libs.bokiflow.gates.marks import gate_id_of, marks_of
 from boki.libs.bokiflow.handles import MAX_ID_CHARS, Handle, WorkflowStatus, state_of
-from boki.libs.bokiflow.refusals import NoSuchWorkflow, WorkflowEnded, no_such_workflow
-from boki.libs.bokiflow.workflows import LIBRARY, IfEnded, IfRunning
+from boki.libs.bokiflow.refusals import no_such_workflow
+from boki.libs.bokiflow.workflows import LIBRARY, IfEnded, IfRunning, kill_first
 from boki.libs.fold.arguments import check_key
 from boki.log.ids import MAX_SEQNUM
 from boki.log.metalog import merge_positions
@@ -169,7 +168,7 @@ async def _start(
     chosen = ChosenId(
         asked.key or os.urandom(16).hex(),
         "fail" if if_running == "kill" else if_running,
-        "again" if kills and if_ended == "use" else if_ended,
+        if_ended,
         flow_id,
         attributes=_attributes(attribute) | marks_of(None, limit_key, _priority(priority)),
         watcher=gate_id_of(workflow, book) if (info.settings_of(LIBRARY) or {}).get("limit") else "",
@@ -180,8 +179,8 @@ async def _start(
     if asked.body:
         decode_any(payload, f"payload of {info.name}")  # a body that is no JSON is refused before it is logged
     if kills:
-        with suppress(NoSuchWorkflow, WorkflowEnded):
-            await _handle_of(asked, workflow, flow_id, book).kill()
+        if_ended = await kill_first(_handle_of(asked, workflow, flow_id, book), if_ended)
+        chosen = msgspec.structs.replace(chosen, if_ended=if_ended)
     run_id, positions = invocation_id_of(workflow, book, flow_id), arguments.positions(asked.request.headers)
     call = Call(run_id, workflow, payload, book, int(info.timeout_s * 1e6), 0, positions, chosen=chosen)
     await asked.gateway.ledger.accept(info.to_be_logged(call), delay_s=delay_s)
