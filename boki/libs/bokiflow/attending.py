@@ -9,10 +9,11 @@ was decided and is not known to be done is done by the next run, so all of it ca
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Generic, NoReturn, Protocol, TypeVar
 
-from boki import BokiError, ConditionFailed, Context, Expect
+from boki import BokiError, ConditionFailed, Context, Expect, TooLarge
 from boki.extending import MAX_WAKES, Suspend, WakeOn, ends_of
 from boki.libs.bokiflow.clocks import clock_of
 from boki.libs.fold.retrying import until_answered
@@ -176,9 +177,12 @@ class Attending(Generic[N, D]):
                         self._state.end(tag.removeprefix("id:"), record.seqnum + 1)
 
     async def _keep(self) -> bool:
-        """Write the whole state down, if that is due. False: something else came first, and is to be decided on."""
+        """Write the whole state down, if that is due. False: something else came first, and is to be decided on. While
+        it does not fit a record, such as with thousands that wait, the tag is read from where it was written down last.
+        """
         if self._state.unsaved >= _KEPT_EVERY:
-            if not await self._append(self._state.kept()):
-                return False
-            await self._book.trim(self._state.last_seqnum, tag=self._tag)
+            with suppress(TooLarge):  # no error that passes, for which another run would begin soon
+                if not await self._append(self._state.kept()):
+                    return False
+                await self._book.trim(self._state.last_seqnum, tag=self._tag)
         return True
