@@ -57,7 +57,7 @@ async def watch(ctx: Context, key: str, request_id: str, now_us: int) -> Ahead |
             return Ahead(wake, queue.requests[0].name)
         change = QueueChange(queue, Freed(key, front.id, has_ended=True))
         try:
-            await ctx.logbook.append_many(change.records, when=tuple(change.conditions))
+            await ctx.logbook.append_many(change.records(ctx.logbook), when=tuple(change.conditions))
         except ConditionFailed:
             continue  # another workflow was faster, or came
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from boki import BokiError, Expect, NewRecord
+from boki import BokiError, Expect, LogBook, NewRecord
 from boki.libs.bokiflow.asking import StoreWork
 from boki.libs.bokiflow.digests import digest_of
 from boki.libs.bokiflow.locks.state import (
@@ -60,15 +60,24 @@ class QueueChange:
             tags.append(grants_tag(note.key))
         tags += dict.fromkeys(inbox_tag(one.call) for one in told)
         self.is_granted = isinstance(note, Wanted) and decided.granted == note.request.id
-        self.records = [NewRecord(CODEC.encode(LockRecord(decided)), tuple(tags))]
-        if queue.unsaved >= KEPT_EVERY:
-            saved = CODEC.encode(LockRecord(Queued(tuple(queue.requests))))
-            self.records.insert(0, NewRecord(saved, (lock_tag(note.key),)))
+        self._record = NewRecord(CODEC.encode(LockRecord(decided)), tuple(tags))
+        self._saved = LockRecord(Queued(tuple(queue.requests))) if queue.unsaved >= KEPT_EVERY else None
+        self._tag = lock_tag(note.key)
         self.conditions = [Expect(lock_tag(note.key), last_seqnum=queue.last_seqnum)]
+
+    def records(self, logbook: LogBook) -> list[NewRecord]:
+        """What is appended: the whole queue first, if that is due, and fits. Thousands of requests do not: the queue is
+        read from where it was written down last, then, and the lock can be taken and left all the same.
+        """
+        if self._saved is not None:
+            data, limits = CODEC.encode(self._saved), logbook.session.caller.limits
+            if len(data) <= min(limits.record_bytes, limits.request_bytes // 2):
+                return [NewRecord(data, (self._tag,)), self._record]
+        return [self._record]
 
     def hand_over(self, outbox: Outbox) -> None:
         """See `boki.libs.bokiflow.asking.Committing`."""
-        outbox.add(self.records, self.conditions)
+        outbox.add(self.records(outbox.logbook), self.conditions)
 
 
 class TakeWork(StoreWork):
