@@ -1,4 +1,4 @@
-"""What becomes of children that are left when their parent ends: whose they are, what they are, what they leave."""
+"""Children that are left when their parent ends: whose they are, what they are, and what they leave behind."""
 
 from __future__ import annotations
 
