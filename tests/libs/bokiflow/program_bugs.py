@@ -67,7 +67,7 @@ def _kept_messages_are_lost() -> AbstractContextManager[Any]:
 def _children_are_left_alone() -> AbstractContextManager[Any]:
     """Nothing is done to children that have not ended."""
 
-    async def close(_self: Calling, _work: CallWork) -> None: ...
+    async def close(_self: Calling, _work: CallWork, _keep_s: float) -> None: ...
 
     return patch.object(Calling, "close", close)
 
