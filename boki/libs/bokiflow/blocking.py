@@ -140,7 +140,7 @@ class BlockingFlow:
 
     def run(self, step: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Run a step of either kind and wait for it."""
-        return asked(lambda: waiting.run(step, *args, **kwargs), "flow.run")
+        return asked(in_block(lambda: waiting.run(step, *args, **kwargs)), "flow.run")
 
     @overload
     def call(self, target: Workflow[None, R], /, **options: Unpack[CallOptions]) -> R: ...

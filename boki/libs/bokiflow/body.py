@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from functools import partial
 from random import Random
 from typing import Any, Final, NoReturn, get_args
 from uuid import UUID
@@ -152,10 +153,13 @@ class Body:
     # steps and calls
 
     async def step(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a step of either kind, or a function of the workflow's own."""
+        """Run a step of either kind, or a function of the workflow's own: in a thread, if the body is a `def`."""
         if isinstance(fn, Step):
             return await self.machine.start(StepWork(fn, args, kwargs))
-        found = fn(*args, **kwargs)
+        if inspect.iscoroutinefunction(self._fn) or inspect.iscoroutinefunction(fn):
+            found = fn(*args, **kwargs)
+        else:
+            found = await BodyThread(partial(fn, **kwargs), args).run(self.step, self.machine.lose)
         return await found if isinstance(found, Coroutine) else found
 
     def start_step(self, step: Step[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -132,6 +132,45 @@ async def test_cancelling_undoes(boki_context: boki.testing.Context) -> None:
 
 
 @workflow
+def saga(how: str) -> None:
+    def undone(what: str, *, again: bool = False) -> None:
+        flow.sleep(5)
+        undo(f"{what} again" if again else what)
+        with flow.lock("hotel"):
+            flow.run(slow_add, 1, 1)
+
+    if how == "run":
+        flow.run(undone, "first")
+    flow.compensate(undone, "hotel")
+    flow.compensate(undone, "flight", again=True)
+    flow.compensate(lambda: undo("nothing"))
+    fail()
+
+
+async def test_a_function_of_its_own_undoes_what_it_likes() -> None:
+    """It is code of the workflow as the body is, and was refused what the body may do: `CompensationFailed`."""
+    expected = ["nothing", "flight again", "hotel"]
+    for how in ("compensate", "run"):
+        UNDONE.clear()
+        async with boki.testing.context("test") as ctx:
+            with pytest.raises(FunctionFailed, match="gone"):
+                await (await saga.start(ctx, how)).result()
+        assert (["first", *expected] if how == "run" else expected) == UNDONE
+        assert CALLS["slow_add"] == len(UNDONE) - 1
+        CALLS.clear()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("boki-flow-")]
+
+
+async def test_a_compensation_after_each_crash() -> None:
+    """What it had done is not done again."""
+    async for ctx in flows.every_crash():
+        UNDONE.clear()
+        with pytest.raises(FunctionFailed, match="gone"):
+            await (await saga.start(ctx, "compensate")).result()
+        assert list(dict.fromkeys(UNDONE)) == ["nothing", "flight again", "hotel"]
+
+
+@workflow
 def counting(n: int) -> int:
     add(n, 1)
     return n if n == 3 else flow.continue_as_new(n + 1)
