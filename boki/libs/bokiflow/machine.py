@@ -18,10 +18,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextvars import Context
+from functools import partial
 from heapq import heappop, heappush
 from typing import Any, Final, NoReturn, Protocol, assert_never
 
 from boki.extending import Payload, decode_any, encode_any
+from boki.libs.bokiflow.dropping import drops
 from boki.libs.bokiflow.history import History, describe
 from boki.libs.bokiflow.loop import FlowFuture, FlowLoop, FlowTask
 from boki.libs.bokiflow.mailbox import Mailbox
@@ -152,7 +154,7 @@ class Machine:
         self._decided: dict[str, Any] = {}
         self.marks: list[Marked] = []
         """Decisions to be recorded."""
-        self.mailbox = Mailbox(self.loop, self.cancel, self.fail)
+        self.mailbox = Mailbox(self.loop, self.cancel, self.fail, partial(drops, self))
 
     # events
 

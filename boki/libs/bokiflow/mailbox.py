@@ -54,9 +54,18 @@ class Validator(Protocol):
 
 
 class Mailbox:
-    """See the module. `cancel` is told of a request to cancel the workflow, `fail` of a handler that raised."""
+    """See the module. `cancel` is told of a request to cancel the workflow, `fail` of a handler that raised, and
+    `drops` of a signal that its handler cannot take: whether it is left out.
+    """
 
-    def __init__(self, loop: FlowLoop, cancel: Callable[[str], None], fail: Callable[[Exception], None]) -> None:
+    def __init__(
+        self,
+        loop: FlowLoop,
+        cancel: Callable[[str], None],
+        fail: Callable[[Exception], None],
+        drops: Callable[[str, Exception], bool],
+    ) -> None:
+        self._drops = drops
         self._loop = loop
         self._cancel = cancel
         self._fail = fail
@@ -77,8 +86,8 @@ class Mailbox:
         """Whether the body has ended."""
         self._receivers: dict[str, deque[FlowFuture[Any]]] = {}
         self._promises: dict[str, FlowFuture[Any]] = {}
-        self._signal_handlers: dict[str, Handler] = {}
-        self._update_handlers: dict[str, tuple[Handler, Validator | None]] = {}
+        self._signal_handlers: dict[str, tuple[Handler, ValueCodec]] = {}
+        self._update_handlers: dict[str, tuple[Handler, ValueCodec, Validator | None]] = {}
         self.queries: dict[str, Handler] = {}
         self.locks = Locks(loop)
         self.requests: frozenset[str] = frozenset()
@@ -238,8 +247,9 @@ class Mailbox:
 
     def on_signal(self, name: str, handler: Handler) -> None:
         """Have signals of that name be given to `handler`, those that are kept included."""
+        codec = _codec_of(name, handler)
         self.reopen()
-        self._signal_handlers[name] = handler
+        self._signal_handlers[name] = handler, codec
         self._offer_kept(Signalled, name)
 
     def on_update(self, name: str, handler: Handler, validator: Validator | None) -> None:
@@ -250,8 +260,9 @@ class Mailbox:
                 "handler finds out",
                 field="validator",
             )
+        codec = _codec_of(name, handler)
         self.reopen()
-        self._update_handlers[name] = (handler, validator)
+        self._update_handlers[name] = handler, codec, validator
         self._offer_kept(Updated, name)
 
     def query(self, name: str, payload: Any) -> Any:
@@ -310,10 +321,10 @@ class Mailbox:
                 assert_never(note)
 
     def _offer_signal(self, seqnum: int, note: Signalled) -> None:
-        handler = self._signal_handlers.get(note.name)
-        if handler is not None:
+        found = self._signal_handlers.get(note.name)
+        if found is not None:
             self._take(seqnum)
-            self._call(note.name, handler, note.payload, None)
+            self._call(note.name, *found, note.payload, None)
             return
         waiting = self._receivers.get(note.name)
         while waiting:
@@ -331,23 +342,32 @@ class Mailbox:
         if note.id in self._answered:
             return
         self._answered.add(note.id)
-        handler, validator = found
+        handler, codec, validator = found
         if validator is not None:
             try:
-                validator(_codec_of(handler).decode(note.payload, f"payload of {note.name}"))
+                validator(codec.decode(note.payload, f"payload of {note.name}"))
             except Exception as error:  # noqa: BLE001 - whatever it raises is why the update is refused
                 self.answers.append(Answered(note.id, Result(None, failure_of(note.name, error))))
                 return
-        self._call(note.name, handler, note.payload, note.id)
+        self._call(note.name, handler, codec, note.payload, note.id)
 
-    def _call(self, name: str, handler: Handler, payload: Payload, update: str | None) -> None:
-        task = self._loop.create_task(self._handle(name, handler, payload, update), name=f"handler of {name}")
+    def _call(self, name: str, handler: Handler, codec: ValueCodec, payload: Payload, update: str | None) -> None:
+        handling = self._handle(name, handler, codec, payload, update)
+        task = self._loop.create_task(handling, name=f"handler of {name}")
         self._running[task] = name
         task.add_done_callback(lambda done: self._running.pop(done, None))
 
-    async def _handle(self, name: str, handler: Handler, payload: Payload, update: str | None) -> None:
+    async def _handle(
+        self, name: str, handler: Handler, codec: ValueCodec, payload: Payload, update: str | None
+    ) -> None:
         try:
-            found = handler(_codec_of(handler).decode(payload, f"payload of {name}"))
+            try:
+                given = codec.decode(payload, f"payload of {name}")
+            except Exception as wrong:
+                if update is None and self._drops(name, wrong):
+                    return  # anybody may send it: that must not end the workflow
+                raise
+            found = handler(given)
             value = await found if inspect.isawaitable(found) else found
             result = Result(encode_any(value, f"answer of {name}"))
         except (GeneratorExit, CancelledError):
@@ -386,14 +406,26 @@ def note_of_answer(answer: Answered, most_bytes: int) -> bytes:
     return encode_note(Answered(answer.id, Result(None, Failure.of(error))))
 
 
-def _codec_of(handler: Handler) -> ValueCodec:
-    """How the payloads of a handler are read: as its first parameter is annotated."""
+def _codec_of(message: str, handler: Handler) -> ValueCodec:
+    """How the payloads of a handler are read: as its first parameter is annotated. `InvalidArgument`: it takes none."""
     handler = getattr(handler, "payload_of", handler)
-    names = list(inspect.signature(handler).parameters)
+    what = f"payload of {getattr(handler, '__name__', 'a handler')}"
+    try:
+        signature = inspect.signature(handler)
+    except ValueError:  # many builtins have none
+        return codec_for(Any, what)
     fn: Any = handler.func if isinstance(handler, partial) else handler
     fn = fn if inspect.isroutine(fn) else type(fn).__call__
-    annotation = get_type_hints(fn, include_extras=True).get(names[0], Any) if names else Any
-    return codec_for(annotation, f"payload of {getattr(handler, '__name__', 'a handler')}")
+    try:
+        signature.bind(None)
+        annotation = get_type_hints(fn, include_extras=True).get(next(iter(signature.parameters)), Any)
+    except (TypeError, NameError) as error:
+        raise InvalidArgument(
+            f"the handler of {message} takes no payload ({error}): give it one parameter, whose type is imported where "
+            "it runs and not under TYPE_CHECKING alone",
+            field="handler",
+        ) from None
+    return codec_for(annotation, what)
 
 
 def _value(payload: Payload, name: str) -> Any:

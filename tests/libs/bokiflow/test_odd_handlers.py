@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -11,6 +12,7 @@ import boki.testing
 from boki import FunctionFailed, InvalidArgument, TooLarge
 from boki.libs.bokiflow import Workflow, WorkflowEnded, flow, step, workflow
 from boki.libs.bokiflow.blocking import flow as blocking
+from boki.libs.bokiflow.face.looking import look
 
 pytestmark = pytest.mark.usefixtures("each_mode")
 
@@ -189,3 +191,112 @@ async def test_an_update_of_one_that_has_ended_is_not_sent(boki_context: boki.te
     with pytest.raises(WorkflowEnded, match="the update was sent, and it did not answer") as raised:
         await handle.update("tell", 1, id="u")
     assert raised.value.outcome == "unknown"
+
+
+@workflow
+async def counts() -> list[int]:
+    got: list[int] = []
+
+    def on(n: int) -> None:
+        got.append(n)
+
+    flow.on_signal("n", on)
+    await flow.receive("end")
+    return got
+
+
+@workflow
+def counts_blocking() -> list[int]:
+    got: list[int] = []
+
+    def on(n: int) -> None:
+        got.append(n)
+
+    blocking.on_signal("n", on)
+    blocking.receive("end")
+    return got
+
+
+@pytest.mark.parametrize("code", [counts, counts_blocking])
+async def test_a_signal_of_another_type_is_dropped(
+    boki_context: boki.testing.Context, code: Workflow[Any, Any]
+) -> None:
+    """Anybody who could send one ended the workflow. It is said in the log, and in the timeline."""
+    ctx = boki_context
+    handle = await code.start(ctx, id="c")
+    for payload in ("oops", 1, "oops again", 2):
+        await handle.signal("n", payload)
+        await ctx.clock.advance(5)
+    await handle.signal("end")
+    assert await handle.result() == [1, 2]
+    said = [span.value for span in (await look(ctx.logbook, handle.invocation_id)).spans if span.kind == "decision"]
+    assert len(said) == 1
+    assert "payload of n" in said[0]
+
+
+@step
+async def tell(what: str) -> None: ...
+
+
+@workflow
+async def counts_and_cleans_up() -> list[int]:
+    try:
+        return await counts.fn()
+    finally:
+        await tell("bye")
+        await flow.receive("last")
+
+
+async def test_what_had_failed_by_such_a_signal_does_so_in_a_replay(boki_context: boki.testing.Context) -> None:
+    """A workflow that cleans up for that reason while Boki is upgraded does not diverge from its journal."""
+    ctx = boki_context
+    with patch("boki.libs.bokiflow.machine.drops", lambda *_: False):  # as an earlier Boki did
+        handle = await counts_and_cleans_up.start(ctx, id="c")
+        await handle.signal("n", "oops")
+        await ctx.clock.advance(10)
+    spans = (await look(ctx.logbook, handle.invocation_id)).spans
+    assert [span.name for span in spans if span.n >= 0] == ["tell"]
+    await handle.signal("last")
+    with pytest.raises(FunctionFailed, match="payload of n"):
+        await handle.result()
+
+
+@workflow
+async def registers(kind: str) -> str:
+    handlers: dict[str, Callable[..., Any]] = {
+        "none": lambda: None,
+        "many": keep,
+        "unknown": unknown,
+    }
+    for register in (flow.on_signal, flow.on_update):
+        try:
+            register("x", handlers[kind])
+        except InvalidArgument as error:
+            said = str(error)
+    return said
+
+
+def unknown(payload: "Missing") -> None:  # type: ignore[name-defined]  # noqa: F821 - as under TYPE_CHECKING
+    ...
+
+
+@pytest.mark.parametrize("kind", ["none", "many", "unknown"])
+async def test_what_takes_no_payload_is_no_handler(boki_context: boki.testing.Context, kind: str) -> None:
+    """It is refused where it is registered. The first message ended the workflow."""
+    said = await (await registers.start(boki_context, kind)).result()
+    assert said.startswith("the handler of x takes no payload (")
+
+
+@workflow
+async def collects() -> list[Any]:
+    got: set[Any] = set()
+    flow.on_signal("x", got.add)
+    await flow.wait_for(lambda: bool(got))
+    return list(got)
+
+
+async def test_a_builtin_without_a_signature_takes_any_payload(boki_context: boki.testing.Context) -> None:
+    """The first message ended the workflow: no signature found for it."""
+    handle = await collects.start(boki_context)
+    await handle.signal("x", "a")
+    assert await handle.result() == ["a"]
