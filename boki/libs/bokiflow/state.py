@@ -81,13 +81,13 @@ BLOCKING_WAY: Final = BlockingWay()
 
 
 class Current:
-    """Objects as of the workflow's position; each update is a write of its own."""
+    """Objects as of the workflow's position; each update is a write of its own, or a part of the open transaction."""
 
     def look(self, name: str, query: Question) -> Steps[Any]:
         """See `Access`."""
-        joined = body_of("flow.store").joined
-        if joined is not None:
-            return (yield from joined.access.look(name, query))
+        txn = transaction_here()
+        if txn is not None:
+            return (yield from txn.access.look(name, query))
         return (yield cast("Any", Look(name, query)))
 
     def look_all(self, questions: Sequence[tuple[str, Question]]) -> Steps[list[Any]]:
@@ -100,10 +100,10 @@ class Current:
 
     def version_of(self, name: str) -> Steps[int]:
         """See `Access`."""
-        joined = body_of("flow.store").joined
+        txn = transaction_here()
         version: int
-        if joined is not None:
-            version = yield from joined.access.version_of(name)
+        if txn is not None:
+            version = yield from txn.access.version_of(name)
             return version
         version = yield cast("Any", VersionAt(name))
         return version
@@ -111,9 +111,9 @@ class Current:
     def change(self, name: str, update: Update, key: str | None = None) -> Steps[Any]:
         """See `Access`."""
         _refuse_key(key)
-        joined = body_of("flow.store").joined
-        if joined is not None:
-            return (yield from joined.access.change(name, update))
+        txn = transaction_here()
+        if txn is not None:
+            return (yield from txn.access.change(name, update))
         return (yield cast("Any", WriteWork(name, update)))
 
 
@@ -208,6 +208,9 @@ class OpenTransaction:
             raise WrongState(f"this transaction cannot commit, because {draft.failed}: leave its block by that error")
 
 
+_JOINS_BLOCKS: Final = "store in transactions"
+"""The decision of a workflow that uses `flow.store` inside of a transaction's block."""
+
 _open: ContextVar[OpenTransaction | None] = ContextVar("boki_flow_transaction", default=None)
 
 
@@ -215,6 +218,17 @@ def open_transaction() -> OpenTransaction | None:
     """The transaction in whose block the code runs, or that its workflow has joined."""
     outer = _open.get()
     return outer if outer is not None and not outer.access.is_over else body_of("flow.store").joined
+
+
+def transaction_here() -> OpenTransaction | None:
+    """The transaction that objects of `flow.store` are read and written in; None: each write is by itself.
+
+    Journals of workflows that had come to a block before this was so have such a write by itself: it stays that.
+    """
+    found, body = open_transaction(), body_of("flow.store")
+    if found is None or found is body.joined:
+        return found
+    return found if body.machine.decide(_JOINS_BLOCKS, new=True, old=False) else None
 
 
 def enter_transaction(txn: OpenTransaction) -> Token[OpenTransaction | None]:

@@ -30,6 +30,7 @@ from boki.libs.bokiflow.state import (
     enter_transaction,
     leave_transaction,
     open_transaction,
+    transaction_here,
 )
 from boki.libs.bokistore import ConflictError
 from boki.libs.bokistore.accesses import Access
@@ -139,7 +140,7 @@ class FlowStore(_Objects):
         order; what the workflow has read before does not matter.
         """
         segments = parse_path(path)
-        if body_of("flow.store").joined is not None:
+        if transaction_here() is not None:
             missing = object()
             found = self.object(key).get(path, missing)
             if not is_same(None if found is missing else found, plain(expected)):

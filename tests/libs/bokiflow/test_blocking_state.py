@@ -210,6 +210,26 @@ async def test_what_cannot_be_is_refused(
     assert await (await misusing.start(boki_context, what)).result() == error
 
 
+@workflow
+def spends(fails: bool) -> list[Any]:
+    try:
+        with flow.store.transaction() as txn:
+            flow.store.object("a").increment("", -1)
+            swapped = flow.store.cond_write("a", 5, expected=-1)
+            seen = txn.object("a").get()
+            if fails:
+                raise KeyError
+    except KeyError:
+        return [flow.store.read("a", default=None)]
+    return [swapped, seen, flow.store.read("a")]
+
+
+async def test_the_store_inside_of_a_block_is_in_its_transaction(each_mode: None) -> None:
+    """As in an `async def` workflow."""
+    assert await World().run(spends, True) == [None]
+    assert await World().run(spends, False) == [True, 5, 5]
+
+
 async def test_it_is_for_def_workflows() -> None:
     """Outside of one it says where it belongs."""
     with pytest.raises(InvalidArgument, match="outside of a workflow"):

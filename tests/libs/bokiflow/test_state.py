@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -13,6 +14,7 @@ from boki.api.function import Function
 from boki.libs.bokiflow import flow, step, workflow
 from boki.libs.bokiflow.blocking import flow as blocking_flow
 from boki.libs.bokiflow.keeping import Keeper
+from boki.libs.bokiflow.storing import FlowTransaction
 from boki.libs.bokistore import ConflictError, Store
 from boki.libs.bokistore.views import OWN_STREAK
 from tests.libs.bokiflow.crashes import World, after_each_death, in_run
@@ -341,3 +343,50 @@ async def test_an_object_that_was_ones_own_is_written_when_it_is_no_longer() -> 
     _log.append(world.log)
     async with asyncio.timeout(20):
         assert await world.run(counts_beside_another_process, 2 * OWN_STREAK) == 2 * OWN_STREAK + 2
+
+
+@workflow
+async def spends(how: str) -> list[Any]:
+    tries = 0
+
+    async def work(txn: FlowTransaction) -> list[Any]:
+        nonlocal tries
+        tries += 1
+        before = await txn.object("a").get("", 0)
+        left = await flow.store.object("a").increment("", -1)
+        await flow.store.write("spent", before - left)
+        if how == "waits":
+            await flow.sleep(100)
+        swaps = [await flow.store.cond_write("spent", 2, expected=expected) for expected in (7, 1)]
+        if how == "fails":
+            raise KeyError(how)
+        return [await txn.object("spent").get(), await flow.store.read("a"), swaps]
+
+    try:
+        return [*await flow.store.run(work), tries]
+    except KeyError:
+        return [await flow.store.read("a", default=None), await flow.store.read("spent", default=None)]
+
+
+async def test_the_store_inside_of_a_block_is_in_its_transaction(each_mode: None) -> None:
+    """Such writes were made at once, also where the block raised; the transaction then was in conflict with them."""
+    world = World()
+    assert await world.run(spends, "fails") == [None, None]
+    assert await World().run(spends, "") == [2, -1, [False, True], 1]
+    assert await in_book(world, "spent") is None
+
+
+async def test_what_had_written_by_itself_inside_of_a_block_does_so_in_a_replay(
+    boki_context: boki.testing.Context, each_mode: None
+) -> None:
+    """A workflow that waits in a block while Boki is upgraded does not diverge from its journal."""
+    ctx = boki_context
+    with (
+        patch("boki.libs.bokiflow.state.transaction_here", lambda: None),  # as an earlier Boki did
+        patch("boki.libs.bokiflow.storing.transaction_here", lambda: None),
+    ):
+        handle = await spends.start(ctx, "waits")
+        await ctx.clock.advance(10)
+    assert (await handle.status()).status == "suspended"
+    assert await Store(ctx).object("spent").get() == 1
+    assert await handle.result() == [None, -1, [False, True], 1]
