@@ -17,10 +17,13 @@
 A `def` workflow does one thing after the other: what is to run at once belongs into an `async def` one. Handlers of
 messages are `def`, too, and may do all that the workflow may: each runs in a thread of its own, while the workflow and
 other handlers wait for something.
+
+What waits takes `timeout_s`: after that time it raises `TimeoutError`, as `asyncio.timeout` does in an `async def`.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from datetime import datetime
 from random import Random
@@ -28,6 +31,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, ParamSpec, Self, TypeVar, Unpack, overload
 from uuid import UUID
 
+from boki.extending import check_seconds
 from boki.libs.bokiflow.flowing import Child as WaitingChild
 from boki.libs.bokiflow.flowing import flow as waiting
 from boki.libs.bokiflow.locks.block import HeldLock as WaitingHeldLock
@@ -46,6 +50,28 @@ C = TypeVar("C")
 """The context of a function, of either kind."""
 
 
+class TimedCallOptions(CallOptions, total=False):
+    """Options of `flow.call`."""
+
+    timeout_s: float | None
+    """Seconds to wait for the result; None: as long as it takes."""
+
+
+def within(
+    request: Callable[[], Coroutine[Any, Any, R]], timeout_s: float | None
+) -> Callable[[], Coroutine[Any, Any, R]]:
+    """The request with a time limit: `TimeoutError`, and what it waits for is given up. None: without one."""
+    if timeout_s is None:
+        return request
+    seconds = check_seconds(timeout_s, "timeout_s", positive=False)
+
+    async def limited() -> R:
+        async with asyncio.timeout(seconds):
+            return await request()
+
+    return limited
+
+
 class Child(Generic[R]):
     """A call that a workflow has started: a child workflow, or a function."""
 
@@ -57,9 +83,9 @@ class Child(Generic[R]):
         """The invocation id of the call."""
         return self._child.id
 
-    def result(self) -> R:
-        """What it returns, once it has ended; raises what it ended with."""
-        return asked(self._child.result, "Child.result")
+    def result(self, *, timeout_s: float | None = None) -> R:
+        """What it returns, once it has ended; raises what it ended with. After a timeout it may be asked again."""
+        return asked(within(self._child.result, timeout_s), "Child.result")
 
 
 class HeldLock:
@@ -124,13 +150,16 @@ class BlockingFlow:
         """See `Flow.sleep`."""
         asked(lambda: waiting.sleep(seconds), "flow.sleep")
 
-    def lock(self, key: str) -> HeldLock:
-        """Take the lock of a key: `with flow.lock("room:7") as held:`. See `Flow.lock`."""
+    def lock(self, key: str, *, timeout_s: float | None = None) -> HeldLock:
+        """Take the lock of a key: `with flow.lock("room:7") as held:`. See `Flow.lock`.
+
+        With `timeout_s` it leaves the queue for it after that time.
+        """
 
         async def take() -> WaitingHeldLock:
             return await waiting.lock(key)
 
-        return HeldLock(asked(take, "flow.lock"))
+        return HeldLock(asked(within(take, timeout_s), "flow.lock"))
 
     @overload
     def run(self, step: Callable[P, Coroutine[Any, Any, R]], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
@@ -143,27 +172,27 @@ class BlockingFlow:
         return asked(in_block(lambda: waiting.run(step, *args, **kwargs)), "flow.run")
 
     @overload
-    def call(self, target: Workflow[None, R], /, **options: Unpack[CallOptions]) -> R: ...
+    def call(self, target: Workflow[None, R], /, **options: Unpack[TimedCallOptions]) -> R: ...
 
     @overload
-    def call(self, target: Workflow[Pay, R], payload: Pay, /, **options: Unpack[CallOptions]) -> R: ...
+    def call(self, target: Workflow[Pay, R], payload: Pay, /, **options: Unpack[TimedCallOptions]) -> R: ...
 
     @overload
-    def call(self, target: Callable[[C], Coroutine[Any, Any, R]], /, **options: Unpack[CallOptions]) -> R: ...
+    def call(self, target: Callable[[C], Coroutine[Any, Any, R]], /, **options: Unpack[TimedCallOptions]) -> R: ...
 
     @overload
     def call(
-        self, target: Callable[[C, Pay], Coroutine[Any, Any, R]], payload: Pay, /, **options: Unpack[CallOptions]
+        self, target: Callable[[C, Pay], Coroutine[Any, Any, R]], payload: Pay, /, **options: Unpack[TimedCallOptions]
     ) -> R: ...
 
     @overload
-    def call(self, target: Callable[[C], R], /, **options: Unpack[CallOptions]) -> R: ...
+    def call(self, target: Callable[[C], R], /, **options: Unpack[TimedCallOptions]) -> R: ...
 
     @overload
-    def call(self, target: Callable[[C, Pay], R], payload: Pay, /, **options: Unpack[CallOptions]) -> R: ...
+    def call(self, target: Callable[[C, Pay], R], payload: Pay, /, **options: Unpack[TimedCallOptions]) -> R: ...
 
     @overload
-    def call(self, target: str, /, *payload: Any, **options: Unpack[CallOptions]) -> Any: ...
+    def call(self, target: str, /, *payload: Any, **options: Unpack[TimedCallOptions]) -> Any: ...
 
     def call(
         self,
@@ -173,13 +202,14 @@ class BlockingFlow:
         id: str | None = None,  # noqa: A002 - as everywhere
         book: str | None = None,
         parent_close: ParentClose = "cancel",
+        timeout_s: float | None = None,
     ) -> Any:
-        """See `Flow.call`."""
+        """See `Flow.call`. A call that is given up after `timeout_s` is treated as `parent_close` says, at the end."""
 
         async def call() -> Any:
             return await waiting.call(target, *payload, id=id, book=book, parent_close=parent_close)
 
-        return asked(in_block(call), "flow.call")
+        return asked(in_block(within(call, timeout_s)), "flow.call")
 
     @overload
     def start(self, target: Workflow[None, R], /, **options: Unpack[CallOptions]) -> Child[R]: ...
@@ -218,17 +248,17 @@ class BlockingFlow:
             asked(lambda: waiting.start(target, *payload, id=id, book=book, parent_close=parent_close), "flow.start")
         )
 
-    def receive(self, signal: str) -> Any:
+    def receive(self, signal: str, *, timeout_s: float | None = None) -> Any:
         """See `Flow.receive`."""
-        return asked(lambda: waiting.receive(signal), "flow.receive")
+        return asked(within(lambda: waiting.receive(signal), timeout_s), "flow.receive")
 
-    def promise(self, name: str) -> Any:
-        """See `Flow.promise`."""
-        return asked(lambda: waiting.promise(name), "flow.promise")
+    def promise(self, name: str, *, timeout_s: float | None = None) -> Any:
+        """See `Flow.promise`. After a timeout it may be asked for again."""
+        return asked(within(lambda: waiting.promise(name), timeout_s), "flow.promise")
 
-    def wait_for(self, condition: Callable[[], bool]) -> None:
+    def wait_for(self, condition: Callable[[], bool], *, timeout_s: float | None = None) -> None:
         """See `Flow.wait_for`."""
-        asked(lambda: waiting.wait_for(condition), "flow.wait_for")
+        asked(within(lambda: waiting.wait_for(condition), timeout_s), "flow.wait_for")
 
     def on_signal(self, name: str, handler: Callable[[Any], Any]) -> None:
         """See `Flow.on_signal`; the handler is a `def`."""
