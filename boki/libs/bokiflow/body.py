@@ -112,7 +112,7 @@ class Body:
             except (GeneratorExit, KeyboardInterrupt):
                 raise
             except BaseException as error:  # noqa: BLE001 - the others are still to be made
-                failed.append(f"{getattr(fn, 'name', fn)}: {str(error) or type(error).__name__}")
+                failed.append(f"{_name_of(fn)}: {str(error) or type(error).__name__}")
         if failed:
             raise CompensationFailed(
                 f"workflow {self.machine.name} failed ({type(cause).__name__}: {cause}), and could not undo all that "
@@ -256,9 +256,13 @@ class Body:
 
     @property
     def is_long(self) -> bool:
-        """Whether it may begin as new by itself here: not while a handler runs, whose work would be lost."""
+        """Whether it may begin as new by itself here: not while a handler runs, whose work would be lost, nor with
+        compensations.
+        """
         machine, mailbox = self.machine, self.machine.mailbox
         if not self.continue_after or machine.event_count < self.continue_after or not machine.may_continue:
+            return False
+        if self._compensations:  # they would be forgotten, or not, as the journal is long
             return False
         return mailbox.is_in_handler or not mailbox.running_handlers
 
@@ -269,6 +273,12 @@ class Body:
         machine, mailbox = self.machine, self.machine.mailbox
         if mailbox.is_in_handler:  # where it is refused
             raise ContinueAsNew(payload, mailbox.taken_count)
+        if self._compensations:
+            names = ", ".join(dict.fromkeys(_name_of(fn) for fn, _, _ in self._compensations))
+            raise WrongState(
+                f"workflow {machine.name} cannot continue as new: it would forget its compensations ({names}). Have a "
+                "child workflow do what is to be undone, which ends with it: await flow.call(...)"
+            )
         handlers = mailbox.running_handlers
         if handlers:  # what they still do would not be in the payload, and their updates would be answered
             raise unfinished(machine.name, handlers)
@@ -288,6 +298,11 @@ def _ungrouped(error: BaseException) -> BaseException:
     while isinstance(found, BaseExceptionGroup):
         found = found.exceptions[0]
     return found
+
+
+def _name_of(fn: Callable[..., Any]) -> str:
+    """Of a compensation, for people."""
+    return str(getattr(fn, "name", None) or getattr(fn, "__name__", fn))
 
 
 BODY: ContextVar[Body | None] = ContextVar("boki_flow_body", default=None)

@@ -281,7 +281,8 @@ class Flow:
 
         Long is `@workflow(continue_after=...)` steps, timers and calls; messages do not count, so a body that does
         nothing but take them calls `continue_as_new`. Call it where nothing is under way, as at the top of a loop:
-        tasks that the body has started and not awaited are cancelled. While a handler runs it does nothing.
+        tasks that the body has started and not awaited are cancelled. It does nothing while a handler runs, and once
+        `compensate` was called.
         """
         body = body_of("flow.continue_if_long")
         if body.is_long:
@@ -291,7 +292,8 @@ class Flow:
         """Begin again with this payload, under the same id, and with an empty journal.
 
         Messages that were not taken before are kept for that, also those that come while the body is unwound.
-        `UnfinishedHandlers` while handlers are running: see `all_handlers_finished`.
+        `UnfinishedHandlers` while handlers are running: see `all_handlers_finished`. `WrongState` once `compensate` was
+        called, because what it has noted would be forgotten.
         """
         body = body_of("flow.continue_as_new")
         if body.joined is None and open_transaction() is not None:

@@ -423,3 +423,40 @@ async def test_a_body_waits_for_its_handlers(boki_context: boki.testing.Context)
     assert await handle.update("think", 7) == 12
     assert await first == 5
     assert await handle.result() == 12
+
+
+# what is to be undone
+
+
+@step
+async def undo(what: str) -> None:
+    UNDONE.append(what)
+
+
+UNDONE: list[str] = []
+
+
+@workflow(continue_after=1)
+async def saga(how: str) -> str:
+    if how == "again":
+        return "forgotten"
+    await flow.sleep(1)
+    flow.compensate(undo, how)
+    if how == "now":
+        flow.continue_as_new("again")
+    flow.continue_if_long("again")
+    if how == "fails":
+        raise ValueError(how)
+    return how
+
+
+async def test_a_continuation_forgets_nothing_that_is_to_be_undone(boki_context: boki.testing.Context) -> None:
+    """It did: what failed in the next round undid nothing of the one before."""
+    UNDONE.clear()
+    with pytest.raises(FunctionFailed, match=r"WrongState: .* it would forget its compensations \(undo\)"):
+        await (await saga.start(boki_context, "now")).result()
+    assert UNDONE == ["now"]
+    with pytest.raises(FunctionFailed, match="ValueError"):
+        await (await saga.start(boki_context, "fails")).result()
+    assert UNDONE == ["now", "fails"]
+    assert await (await saga.start(boki_context, "long")).result() == "long"
