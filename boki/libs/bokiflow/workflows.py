@@ -244,7 +244,7 @@ class Workflow(Generic[Pay, R]):
             jitter_s=jitter_s,
             now_us=clock_of(ctx).now_us(),
         )
-        found = self.schedule_handle(ctx, id, book=book)
+        found, checked = self.schedule_handle(ctx, id, book=book), check_attributes(attributes)
         start = partial(
             CallsById(ctx).start,
             found.invocation_id,
@@ -253,9 +253,9 @@ class Workflow(Generic[Pay, R]):
             if_ended="again",
             book=book,
             name=found.id,
-            attributes={**check_attributes(attributes), ATTENDS: "schedule"},
+            attributes={**checked, ATTENDS: "schedule"},
         )
-        await found.create(spec, start, if_exists=if_exists, is_paused=is_paused)
+        await found.create(spec, start, checked, if_exists=if_exists, is_paused=is_paused)
         return found
 
     def schedule_handle(self, ctx: Context, id: str, *, book: str | None = None) -> Schedule:  # noqa: A002

@@ -196,6 +196,19 @@ async def test_create_replace_and_delete(boki_context: boki.testing.Context) -> 
     assert len(RAN) == 4
 
 
+async def test_a_schedule_gets_other_attributes(boki_context: boki.testing.Context) -> None:
+    """A replacement that changed nothing else left those of before."""
+    ctx = boki_context
+    schedule = await report.schedule(ctx, 1, id="m", every_s=60, attributes={"team": "a"})
+    await ctx.clock.advance(60)
+    for attributes in ({"team": "b"}, {"team": "b"}, None):
+        await report.schedule(ctx, 1, id="m", every_s=60, attributes=attributes, if_exists="replace")
+        await ctx.clock.advance(60)
+    recent = (await schedule.state()).recent
+    found = [(await report.handle(ctx, f"m@{one.key}").status()).attributes.get("team") for one in recent]
+    assert found == ["a", "b", "b", None]
+
+
 async def test_a_forgotten_end_is_no_second_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """An attendant that did not run for as long as ended calls are kept finds neither the call nor its end."""
     end = _State.end

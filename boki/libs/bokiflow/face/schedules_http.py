@@ -106,9 +106,10 @@ async def _create(asked: Asked, book: Book = "") -> object:
         jitter_s=said.jitter_s,
         now_us=now_us,
     )
+    checked = check_attributes(said.attributes)
     chosen = ChosenId(
         *(str(now_us), "use", "again", schedule.id),
-        attributes={**check_attributes(said.attributes), ATTENDS: "schedule"},
+        attributes={**checked, ATTENDS: "schedule"},
     )
     call = Call(
         schedule.invocation_id,
@@ -121,7 +122,7 @@ async def _create(asked: Asked, book: Book = "") -> object:
         chosen=chosen,
     )
     start = partial(asked.gateway.ledger.accept, info.to_be_logged(call))
-    await schedule.create(spec, start, if_exists=said.if_exists, is_paused=said.is_paused)
+    await schedule.create(spec, start, checked, if_exists=said.if_exists, is_paused=said.is_paused)
     return {"id": schedule.id, "workflow": workflow}
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Final, NoReturn
 
 from boki import Context, KeyReused, NoSuchInvocation, WrongState
-from boki.extending import OVER, PINNED, CallsById, invocation_id_of
+from boki.extending import OVER, PINNED, Attribute, CallsById, invocation_id_of
 from boki.libs.bokiflow.attending import Attending
 from boki.libs.bokiflow.clocks import clock_of
 from boki.libs.bokiflow.closing import kill_tree
@@ -21,6 +22,11 @@ BY: Final = "boki:schedule"
 def run_id(schedule: str, key: str) -> str:
     """The id of the workflow that a schedule starts for a tick."""
     return f"{schedule}@{key}"
+
+
+def own_attributes(attributes: Mapping[str, Attribute]) -> dict[str, Attribute]:
+    """Those of an attendant that the workflows of its ticks get."""
+    return {name: value for name, value in attributes.items() if not name.startswith("boki:")}
 
 
 async def attend_schedule(ctx: Context, workflow: str, watcher: str, keep_s: float) -> NoReturn:
@@ -42,8 +48,7 @@ class _Attendant:
         chosen = self._calls.chosen
         assert chosen is not None, "an attendant's id is chosen"
         self._name = chosen.name
-        own = {name: value for name, value in chosen.attributes.items() if not name.startswith("boki:")}
-        self._attributes = {**own, BY: chosen.name, PINNED: 0}
+        self._attributes = {**own_attributes(chosen.attributes), BY: chosen.name, PINNED: 0}
         self._state = _State(chosen.name, workflow, ctx.logbook.name)
         self._now_us = clock_of(ctx).now_us
         self._sure_us = int(ctx.logbook.session.caller.limits.key_window_s * 1e6) // 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
@@ -20,10 +20,10 @@ from boki import (
     NoSuchInvocation,
     WrongState,
 )
-from boki.extending import OVER, invocation_id_of
+from boki.extending import OVER, Attribute, InvocationState, invocation_id_of
 from boki.libs.bokiflow.beginning import KnownCalls
 from boki.libs.bokiflow.refusals import NoSuchSchedule
-from boki.libs.bokiflow.schedules.attendant import run_id
+from boki.libs.bokiflow.schedules.attendant import own_attributes, run_id
 from boki.libs.bokiflow.schedules.spec import OVERLAPS, Overlap, Spec, describe, next_tick, tick_name
 from boki.libs.bokiflow.schedules.state import (
     CODEC,
@@ -98,16 +98,25 @@ class Schedule:
     def __repr__(self) -> str:
         return f"<schedule {self.id!r} of {self.workflow}>"
 
-    async def create(self, spec: Spec, start: Start, *, if_exists: IfExists = "fail", is_paused: bool = False) -> None:
-        """Have there be such a schedule: its first tick is the first one from now on.
+    async def create(
+        self,
+        spec: Spec,
+        start: Start,
+        attributes: Mapping[str, Attribute],
+        *,
+        if_exists: IfExists = "fail",
+        is_paused: bool = False,
+    ) -> None:
+        """Have there be such a schedule: its first tick is the first one from now on. `attributes`: of its workflows.
 
-        If there is one of that id, "replace" changes when its ticks are, and leaves what it has done and whether it is
-        paused. "fail": `AlreadyExists`. Of two that create it at once, one is refused.
+        If there is one of that id, "replace" changes its ticks, its payload and its attributes. What it has done, and
+        whether it is paused, stays. "fail": `AlreadyExists`. Of two that create it at once, one is refused.
         """
         if if_exists not in ("fail", "replace"):
             raise InvalidArgument(f"if_exists must be fail or replace, not {if_exists!r:.40}", field="if_exists")
         fold = await self._fold()
-        is_there = fold.spec is not None and not fold.is_deleted and await self._is_attended()
+        attendant = await self._attendant()
+        is_there = fold.spec is not None and not fold.is_deleted and attendant is not None
         if is_there and if_exists == "fail":
             raise self._exists()
         note = CODEC.encode(Defined(spec, is_paused))
@@ -117,6 +126,8 @@ class Schedule:
             if if_exists == "fail":
                 raise self._exists() from None
             await self._logbook.append(note, [self._tag])
+        if attendant is not None and own_attributes(attendant.attributes) != attributes:
+            await self._end_attendant()
         try:
             await start()
         except KeyReused:  # it replaces one with another payload: what the attendant knows is in the log
@@ -238,11 +249,13 @@ class Schedule:
         with suppress(WrongState, NoSuchInvocation):  # an earlier try has ended it
             await self._calls.cancel(self.invocation_id)
 
-    async def _is_attended(self) -> bool:
+    async def _attendant(self) -> InvocationState | None:
+        """The call that attends to it; None: there is none, or it has ended."""
         try:
-            return (await self._calls.state(self.invocation_id)).state not in OVER
+            state = await self._calls.state(self.invocation_id)
         except NoSuchInvocation:
-            return False
+            return None
+        return None if state.state in OVER else state
 
     def _exists(self) -> AlreadyExists:
         return AlreadyExists(
