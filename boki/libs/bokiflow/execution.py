@@ -41,7 +41,7 @@ from boki.libs.bokiflow.records import (
     journal_tag,
 )
 from boki.libs.bokiflow.replaying import prepared, replay
-from boki.libs.bokiflow.resting import what_wakes
+from boki.libs.bokiflow.resting import LockWatch, what_wakes
 from boki.libs.bokiflow.run_time import Leaving, RunTime
 
 WRITER_NAMES: Final = Random()
@@ -90,7 +90,8 @@ class Execution:
         )
         taken = history.continued.taken if history.continued is not None else ()
         tag, forgotten = inbox_tag(self._id), history.forgotten
-        self.inbox = InboxReader(ctx.logbook, tag, history.cursor, taken, self._on_letters, forgotten)
+        watching = LockWatch(ctx, self.machine).look
+        self.inbox = InboxReader(ctx.logbook, tag, history.cursor, taken, self._on_letters, forgotten, watching)
         self._keeper = Keeper(
             ctx, body.scopes, self.machine, self.journal, self._clock.now_us, self._committed, self._on_kept, self.die
         )

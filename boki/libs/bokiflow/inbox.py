@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -58,7 +58,9 @@ def heard_of(letter: Letter, forgotten: Sequence[tuple[int, int, int]]) -> Lette
 
 
 class InboxReader:
-    """The messages behind a cursor, in order. `arrived` is called when there are more, while it follows."""
+    """The messages behind a cursor, in order. `arrived` is called when there are more, while it follows, and `between`
+    every few seconds.
+    """
 
     def __init__(
         self,
@@ -68,7 +70,9 @@ class InboxReader:
         taken: tuple[int, ...],
         arrived: Callable[[], None],
         forgotten: Sequence[tuple[int, int, int]] = (),
+        between: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
+        self._between = between
         self._logbook = logbook
         self._tag = tag
         self._taken = frozenset(taken)
@@ -114,6 +118,8 @@ class InboxReader:
                 continue
             if found:
                 self._arrived()
+            if self._between is not None:
+                await self._between()
 
     async def _read_what_is_there(self) -> bool:
         """Read a page without waiting for records. A refusal that may pass must not end the workflow."""

@@ -339,6 +339,34 @@ async def test_a_def_workflow_takes_locks(boki_context: boki.testing.Context, ea
     assert await one.result() < await two.result()
 
 
+async def test_a_waiter_that_is_busy_is_not_held_up_by_the_dead(boki_context: boki.testing.Context) -> None:
+    """It looked after the holder only when it had nothing else to do: after a step of two hours."""
+    ctx = boki_context
+
+    @step
+    async def long() -> None:
+        over = asyncio.Event()
+        ctx.clock.call_at(ctx.clock.now_us + 7_200_000_000, over.set)
+        with ctx.clock.waiting():
+            await over.wait()
+
+    @workflow
+    async def busy() -> float:
+        async def enter() -> float:
+            async with flow.lock("room"):
+                return (flow.now() - begun).total_seconds()
+
+        begun = flow.now()
+        return (await asyncio.gather(enter(), long()))[0]
+
+    holder = await visitor.start(ctx, {"stay_s": 100_000}, id="h")
+    await ctx.clock.advance(1)
+    handle = await busy.start(ctx)
+    await ctx.clock.advance(20)
+    await holder.kill()
+    assert 20 <= await handle.result() <= 31
+
+
 async def test_what_a_lock_refuses(boki_context: boki.testing.Context) -> None:
     """A second time in one workflow, outside of one, and keys that are none."""
 
