@@ -235,7 +235,8 @@ class Handle(Generic[R]):
         return None if result is None else decode_any(result, f"answer of query {name}")
 
     async def resolve(self, promise: str, value: Any = None) -> None:
-        """Give the promise of that name its value. The first value or error counts, and again does nothing.
+        """Give the promise of that name its value. The first value or error counts, and again does nothing, unless the
+        workflow has continued as new: the promise of that name is another one then.
 
         `WorkflowEnded` if it has ended, and no workflow of this id was given the promise before.
         """
