@@ -280,7 +280,9 @@ class StepDecorator:
 
     @property
     def ctx(self) -> Context:
-        """The context of the run, for `async def` steps: its LogBook, other functions, a logger."""
+        """The context of the run, for `async def` steps: its LogBook, other functions, a logger. In a `def` step it is
+        the same one, whose methods are to be awaited: only its fields and its logger are of use there.
+        """
         return _attempt("step.ctx").ctx
 
     @property

@@ -59,6 +59,7 @@ _HISTORY_BYTES: Final = 4 * 1024 * 1024
 
 Book = Annotated[str, Meta(description="Its LogBook; without it, the one that its decorator names, or its own name")]
 Reason = Annotated[str, Meta(description="Why, for people")]
+Unkept = Annotated[str, Meta(description="Is accepted, and kept nowhere")]
 Step = Annotated[
     Count | None,
     Meta(description="The first step that is done again; without it the last one that failed, else all are kept"),
@@ -315,7 +316,7 @@ async def _cancel(asked: Asked, reason: Reason = "", book: Book = "") -> None:
 
 
 @ENDPOINTS("POST", f"{_ONE}/kill", "killWorkflow", "End it as it is: nothing is undone")
-async def _kill(asked: Asked, reason: Reason = "", book: Book = "") -> None:  # noqa: ARG001 - it is taken, and not kept
+async def _kill(asked: Asked, reason: Unkept = "", book: Book = "") -> None:  # noqa: ARG001 - clients send it
     await _handle(asked, book).kill()
 
 
@@ -325,7 +326,7 @@ async def _pause(asked: Asked, reason: Reason = "", book: Book = "") -> None:
 
 
 @ENDPOINTS("POST", f"{_ONE}/resume", "resumeWorkflow", "Continue it")
-async def _resume(asked: Asked, reason: Reason = "", book: Book = "") -> None:  # noqa: ARG001 - it is taken, and not kept
+async def _resume(asked: Asked, reason: Unkept = "", book: Book = "") -> None:  # noqa: ARG001 - clients send it
     await _handle(asked, book).resume()
 
 
