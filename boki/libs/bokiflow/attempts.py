@@ -176,6 +176,10 @@ class Attempts:
 
     def begin(self) -> None:
         """Begin the first attempt, or the next one that the journal knows to be due."""
+        refusal = self.work.step.refusal()
+        if refusal is not None:
+            self._ended(self, Result(None, refusal))
+            return
         before = self.command.retrying
         if before is not None and not self.count_is_new and before.next_us > self._clock.now_us():
             self.due_us = before.next_us
@@ -295,14 +299,25 @@ class Attempts:
         """The attempt has returned, or raised."""
         if isinstance(result, _Exit):
             error = result.error
-        if error is None:
-            self._ended(self, self.work.step.encode(result))
-        else:
+        if error is not None:
             self._failed(error)
+            return
+        try:
+            encoded = self.work.step.encode(result)
+        except Exception as broken:  # noqa: BLE001 - the value's classes may raise anything, and the step must end
+            encoded = Result(None, self._failure_of(broken))
+        self._ended(self, encoded)
+
+    def _failure_of(self, error: BaseException) -> Failure:
+        step = self.work.step
+        try:
+            return step.bounded_failure(step.failure(error), self.most_bytes)
+        except Exception:  # noqa: BLE001 - its class is the user's, and the step must end
+            return step.failure_without_text(error)
 
     def _failed(self, error: BaseException) -> None:
         step = self.work.step
-        failure = step.bounded_failure(step.failure(error), self.most_bytes)
+        failure = self._failure_of(error)
         elapsed_us = self._clock.now_us() - self.began_us
         again_us = step.policy.again_us(failure, self.count, self._key, elapsed_us)
         try:

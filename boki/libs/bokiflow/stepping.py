@@ -24,7 +24,7 @@ from typing import Any, Final, Generic, ParamSpec, TypeVar, cast, get_type_hints
 
 import msgspec
 
-from boki import ConfigError, Context, InvalidArgument, Retry, TooLarge
+from boki import ConfigError, Context, FunctionFailed, InvalidArgument, Retry, TooLarge
 from boki.extending import (
     Failure,
     Payload,
@@ -126,6 +126,19 @@ class Step(Generic[P, R]):
         hints = get_type_hints(fn, include_extras=True)
         return codec_for(hints.get("return", Any), f"result of step {self.name}")
 
+    def refusal(self) -> Failure | None:
+        """Why it is not run at all: its effect would be made, and its result could not be recorded."""
+        try:
+            _ = self.codec
+        except Exception as error:  # noqa: BLE001 - an annotation may be any code
+            said = (
+                f"the annotation of the result of step {self.name} cannot be used ({type(error).__name__}: {error}): "
+                "import what it names when the module is loaded, not under TYPE_CHECKING, and let it be a type whose "
+                "values travel"
+            )
+            return failure_of(self.name, InvalidArgument(said, field="result"))
+        return None
+
     def digest(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         """The digest of the arguments of one call, however they are passed."""
         if kwargs:
@@ -158,6 +171,11 @@ class Step(Generic[P, R]):
             failure.details[_RAISED] = [_plain(part) for part in error.args]
             failure.details[_STATE] = {name: _plain(part) for name, part in vars(error).items()}
         return failure
+
+    def failure_without_text(self, error: BaseException) -> Failure:
+        """The same of an error that raises another one when it is looked at."""
+        kind = type(error).__name__
+        return Failure.of(FunctionFailed(f"{self.name}: {kind} without a text", error_type=kind, function=self.name))
 
     def bounded_failure(self, failure: Failure, most_bytes: int) -> Failure:
         """The failure, or what a record holds of one with a message of any length."""

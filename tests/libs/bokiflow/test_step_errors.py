@@ -2,13 +2,16 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import boki.testing
 from boki import InvalidArgument, Retry
 from boki.libs.bokiflow import StepFailed, step, workflow
+
+if TYPE_CHECKING:
+    from decimal import Decimal
 
 pytestmark = pytest.mark.usefixtures("each_mode")
 
@@ -90,6 +93,69 @@ async def test_details_that_no_record_holds_are_refused_in_the_step(boki_context
     assert await (await told.start(boki_context, 10)).result() == "told"
     said = await (await told.start(boki_context, MANY)).result()
     assert said.startswith("TooLarge: details of a heartbeat may have 1,044,480 bytes, not 3,000,0")
+
+
+class Mute(Exception):
+    """Says nothing of itself."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+EFFECTS: list[str] = []
+
+
+@step
+async def priced_at_once() -> "Decimal":
+    EFFECTS.append("at once")
+    raise AssertionError
+
+
+@step
+async def priced() -> "Decimal":
+    EFFECTS.append("after a wait")
+    await asyncio.sleep(0)
+    raise AssertionError
+
+
+@step(retry=Retry(attempts=2, first_s=1, errors=("Mute",)))
+async def mute() -> None:
+    await asyncio.sleep(0)
+    raise Mute
+
+
+@step
+async def mute_at_once() -> None:
+    raise Mute
+
+
+ODD = {"priced": priced, "priced at once": priced_at_once, "mute": mute, "mute at once": mute_at_once}
+
+
+@workflow
+async def odd(how: str) -> str:
+    try:
+        await ODD[how]()
+    except StepFailed as error:
+        return f"{error.details['error_type']}: {error}"
+    return ""
+
+
+@pytest.mark.parametrize("how", ["priced", "priced at once"])
+async def test_a_step_whose_result_no_record_holds_is_not_run(boki_context: boki.testing.Context, how: str) -> None:
+    """Its annotation means nothing at run time. It had its effect, and the workflow waited forever."""
+    EFFECTS.clear()
+    said = await (await odd.start(boki_context, how)).result()
+    assert said.startswith("InvalidArgument: priced")
+    assert "(NameError: name 'Decimal' is not defined)" in said
+    assert not EFFECTS
+
+
+@pytest.mark.parametrize("how", ["mute", "mute at once"])
+async def test_an_error_without_a_text_ends_the_step(boki_context: boki.testing.Context, how: str) -> None:
+    """The step had no end."""
+    said = await (await odd.start(boki_context, how)).result()
+    assert said == f"Mute: {how.replace(' ', '_')}: Mute without a text"
 
 
 def broken(error: Exception) -> bool:
