@@ -202,9 +202,15 @@ class Attempts:
         return self._future
 
     def hold(self) -> None:
-        """Begin no other attempt: another run does, when it is due."""
+        """Begin no other attempt: another run does, when it is due; or this one, after `rearm`."""
         if self.due_us and self._timer is not None:
             self._timer.cancel()
+            self._timer = None
+
+    def rearm(self) -> None:
+        """Begin the next attempt when it is due, after all."""
+        if self.due_us and self._timer is None:
+            self._timer = self._clock.call_at(self.due_us, self._attempt)
 
     def cut_off(self, why: str) -> asyncio.Future[Any] | None:
         """The run cannot wait for the attempt under way, which has timed out. What to wait for as in `stop`: it may

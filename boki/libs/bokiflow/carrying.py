@@ -84,6 +84,7 @@ class Carrier:
         """Calls under way."""
         self.held: deque[tuple[int, Command]] = deque()
         """Commands that begin when the journal is durable up to a place."""
+        self._is_holding = False
         self._ending: set[asyncio.Future[Any]] = set()
 
     @property
@@ -121,17 +122,31 @@ class Carrier:
         found = (attempts.retrying() for attempts in self.steps.values())
         return [retrying for retrying in found if retrying is not None]
 
-    def release(self) -> None:
-        """Begin what was held until the journal was durable this far."""
+    def release(self, *, is_paused: bool) -> None:
+        """Begin what was held until the journal was durable this far. In a pause only what is recorded as begun, of
+        which another run could not tell whether it has had an effect.
+        """
+        waiting: list[tuple[int, Command]] = []
         while self.held and self.held[0][0] <= self._journal.durable:
-            _, command = self.held.popleft()
-            if command.is_open:
+            place, command = self.held.popleft()
+            if is_paused and not command.is_begun:
+                waiting.append((place, command))
+            elif command.is_open:
                 self._carry_out(command)
+        self.held.extendleft(reversed(waiting))
 
     def hold(self) -> None:
-        """Begin no other attempts at the steps that have failed: another run does."""
+        """Begin no other attempts at the steps that have failed: another run does, or this one after `rearm`."""
+        self._is_holding = True
         for attempts in self.steps.values():
             attempts.hold()
+
+    def rearm(self) -> None:
+        """Begin the attempts that were held, when they are due."""
+        if self._is_holding:
+            self._is_holding = False
+            for attempts in self.steps.values():
+                attempts.rearm()
 
     def cut_off(self, why: str) -> None:
         """The attempts under way have timed out, because the run comes to its end."""

@@ -31,15 +31,7 @@ from boki.libs.bokiflow.inbox import InboxReader, Letter
 from boki.libs.bokiflow.journal import JournalWriter
 from boki.libs.bokiflow.keeping import Keeper
 from boki.libs.bokiflow.pausing import Pause
-from boki.libs.bokiflow.records import (
-    Done,
-    Ended,
-    Fact,
-    Fired,
-    ended_tag,
-    inbox_tag,
-    journal_tag,
-)
+from boki.libs.bokiflow.records import Done, Ended, Fact, Fired, ended_tag, inbox_tag, journal_tag
 from boki.libs.bokiflow.replaying import prepared, replay
 from boki.libs.bokiflow.resting import LockWatch, what_wakes
 from boki.libs.bokiflow.run_time import Leaving, RunTime
@@ -289,6 +281,7 @@ class Execution:
                 self._carrier.stop(command)
         if self._leaving.is_due and self._leaving.begins():
             return
+        self._begin_what_was_held()
         if machine.started and not self._pause.reason and not self._leaving.holds:
             for command in machine.take_started():
                 if self._is_tried and not command.work.is_pure:
@@ -316,6 +309,15 @@ class Execution:
         self._arm()
         if self._rest_timer is None and self._is_idle:
             self._plan_rest()
+
+    def _begin_what_was_held(self) -> None:
+        """A pause holds attempts that are due, and what waits for records; its end is no record that would tell."""
+        if self._pause.reason:
+            self._carrier.hold()
+        elif not self._leaving.holds:
+            self._carrier.rearm()
+        if not self._keeper.is_busy:  # else it comes again
+            self._carrier.release(is_paused=bool(self._pause.reason))
 
     def end(self, error: BaseException | None = None) -> None:
         """End the execution; the error is what it ends with."""
@@ -378,8 +380,7 @@ class Execution:
     def _on_durable(self) -> None:
         if self._keeper.is_busy:
             return  # it comes again
-        if not self._pause.reason:
-            self._carrier.release()
+        self._carrier.release(is_paused=bool(self._pause.reason))
         self._send_answers()
         if self.machine.is_over or self._carrier.quick or (self._rest_timer is None and self._is_idle):
             self._loop.call_soon(self.turn)
@@ -435,7 +436,7 @@ class Execution:
         """Whether there is nothing to do but to wait."""
         if (self._carrier.held and not self._pause.reason) or self._keeper.is_busy:
             return False
-        if self._carrier.is_running or self._background:
+        if self._carrier.is_under_way or self._background:
             return False
         return self.journal.is_firm and (not self.machine.is_over or self._waits_to_continue)
 
