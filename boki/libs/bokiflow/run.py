@@ -26,8 +26,10 @@ from boki.libs.bokiflow.gates.marks import gate_id_of, limit_of
 from boki.libs.bokiflow.gates.passing import attend_gate, pass_gate
 from boki.libs.bokiflow.gates.spec import Limit
 from boki.libs.bokiflow.history import History, life_of
+from boki.libs.bokiflow.inbox import InboxReader
 from boki.libs.bokiflow.joining import came_of
-from boki.libs.bokiflow.records import entry_of, inbox_tag, journal_tag
+from boki.libs.bokiflow.pausing import Pause
+from boki.libs.bokiflow.records import Paused, encode_note, entry_of, inbox_tag, journal_tag
 from boki.libs.bokiflow.refusals import Diverged, NoThread, Unreadable
 from boki.libs.bokiflow.replaying import Runnable, ask_query, join, read_base, read_history
 from boki.libs.bokiflow.rewinding import FORKED_FROM
@@ -148,9 +150,12 @@ async def _check_losses(ctx: Context) -> None:
     all of it: that may be what takes too much memory.
     """
     calls = CallsById(ctx)
-    if calls.attempt <= MAX_LOSSES:
+    if ctx.run_number <= MAX_LOSSES:  # it was not paused for losses, nor is it
         return
     last = await until_answered(partial(ctx.logbook.check_tail, journal_tag(ctx.invocation_id), fresh=True))
+    await _check_pause(ctx, 0 if last is None else last.seqnum)
+    if calls.attempt <= MAX_LOSSES:
+        return
     entry = None if last is None else entry_of(last.data)
     progress_run = 0 if entry is None or entry.life != _life(ctx) else entry.progress_run
     is_too_often = calls.attempt > MAX_ATTEMPTS
@@ -160,7 +165,29 @@ async def _check_losses(ctx: Context) -> None:
             error = (await until_answered(partial(calls.state, ctx.invocation_id))).last_error
             why = why if error is None else error.message
         how = f"{MAX_ATTEMPTS:,} times in a row" if is_too_often else f"{MAX_LOSSES} times in a row without progress"
-        await _pause(ctx, f"lost {how}: {why}")
+        why = f"lost {how}: {why}"
+        # as a message, so that other ones do not end it: the next run may kill its worker, too
+        note, key = encode_note(Paused(why)), f"flow-pause:{ctx.invocation_id}:{_life(ctx):x}:{ctx.run_number}"
+        seqnum = await until_answered(partial(ctx.logbook.append, note, [inbox_tag(ctx.invocation_id)], key=key))
+        _tell(ctx, why)
+        _suspend(ctx, why, seqnum + 1)
+
+
+async def _check_pause(ctx: Context, journal_seqnum: int) -> None:
+    """Suspend a workflow again that was paused behind that last record of its journal, and woken by something else than
+    the end of the pause. Without a replay, which may be what kills its worker.
+    """
+    inbox = InboxReader(ctx.logbook, inbox_tag(ctx.invocation_id), journal_seqnum, (), _nothing)
+    await inbox.read_to_end()
+    pause = Pause()
+    for letter in inbox.letters:
+        pause.hear(letter.note)
+    if pause.reason:
+        _suspend(ctx, pause.reason, inbox.next_start)
+
+
+def _nothing() -> None:
+    """Nobody waits for more messages."""
 
 
 def _life(ctx: Context) -> int:
@@ -216,9 +243,17 @@ def _payload_of(workflow: Runnable, again: ContinueAsNew) -> Payload:
 
 async def _pause(ctx: Context, why: str) -> NoReturn:
     """Suspend the workflow until a message comes, such as one that resumes it."""
-    tag = inbox_tag(ctx.invocation_id)
-    last = await until_answered(partial(ctx.logbook.check_tail, tag))
-    note = f"paused: {why}"
-    wake = WakeOn(ctx.logbook.name, tag, last.next_seqnum if last is not None else 0)
+    last = await until_answered(partial(ctx.logbook.check_tail, inbox_tag(ctx.invocation_id)))
+    _tell(ctx, why)
+    _suspend(ctx, why, last.next_seqnum if last is not None else 0)
+
+
+def _tell(ctx: Context, why: str) -> None:
     ctx.log.error("%s %s is paused: %s", ctx.function_name, ctx.invocation_id, why)
+
+
+def _suspend(ctx: Context, why: str, next_start: int) -> NoReturn:
+    """It is paused until there is a message from that seqnum on."""
+    note = f"paused: {why}"
+    wake = WakeOn(ctx.logbook.name, inbox_tag(ctx.invocation_id), next_start)
     raise Suspend(wakes=[wake], note=note if len(note) <= _NOTE_CHARS else note[: _NOTE_CHARS - 1] + "…")

@@ -10,9 +10,21 @@ import pytest
 import boki.testing
 from boki.api.function import Function
 from boki.api.suspension import Suspend
-from boki.extending import Failure
+from boki.extending import Failure, encode_any
 from boki.libs.bokiflow import flow, step, workflow
-from boki.libs.bokiflow.records import Done, Entry, Result, encode_entry, journal_tag
+from boki.libs.bokiflow.records import (
+    CancelRequested,
+    Done,
+    Entry,
+    Note,
+    Result,
+    Resumed,
+    Signalled,
+    encode_entry,
+    encode_note,
+    inbox_tag,
+    journal_tag,
+)
 from boki.libs.bokiflow.run import MAX_LOSSES
 from tests.libs.bokiflow.crashes import RUN_ID, Death, Stuck, World, in_run
 
@@ -68,9 +80,32 @@ async def test_losses_in_one_place_pause_a_workflow_that_had_made_progress() -> 
     with pytest.raises(Stuck, match="lost 8 times in a row without progress"):
         await world.run(total, 20)
     assert CALLS["add"] == 10 + MAX_LOSSES - 1
+    await tell(world, Resumed())
     await world.lose(total, 20, death=NOT_RECORDED, times=MAX_LOSSES)
     with pytest.raises(Stuck, match="lost 8 times in a row without progress"):
         await world.run(total, 20)
+
+
+async def tell(world: World, note: Note) -> None:
+    """Send the workflow a message."""
+    async with boki.testing.context(log=world.log) as ctx:
+        await ctx.logbook.append(encode_note(note), [inbox_tag(RUN_ID)])
+
+
+async def test_a_message_does_not_have_a_workflow_run_that_was_paused() -> None:
+    """It would kill eight more workers. Only what ends a pause does; before that it is not even replayed."""
+    for ends, outcome in [(Resumed(), str(sum(range(20)))), (CancelRequested(), "workflow total was cancelled")]:
+        CALLS.clear()
+        world = World()
+        await world.lose(total, 20, death=NOT_RECORDED, times=MAX_LOSSES)
+        for _ in range(3):
+            with pytest.raises(Stuck, match="lost 8 times in a row without progress"):
+                await world.run(total, 20)
+            await tell(world, Signalled("news", encode_any(1, "news")))
+        assert CALLS["add"] == MAX_LOSSES
+        await tell(world, ends)
+        (found,) = await asyncio.gather(world.run(total, 20), return_exceptions=True)
+        assert str(found) == outcome
 
 
 async def test_progress_between_losses_has_them_counted_anew() -> None:

@@ -12,7 +12,8 @@ from boki import ConfigError, Retry, TerminalError
 from boki.api.function import Function
 from boki.api.suspension import Suspend
 from boki.libs.bokiflow import OutcomeUnknown, StepFailed, step, workflow
-from tests.libs.bokiflow.crashes import Death, World, all_deaths, count_moments, in_run, timer
+from boki.libs.bokiflow.records import Resumed, encode_note, inbox_tag
+from tests.libs.bokiflow.crashes import RUN_ID, Death, World, all_deaths, count_moments, in_run, timer
 
 CALLS: Counter[str] = Counter()
 
@@ -413,6 +414,7 @@ async def test_a_run_that_is_lost_again_and_again_is_paused() -> None:
         assert "lost 8 times in a row" in caught.value.suspension.note
         assert caught.value.suspension.wakes[0].tag == "!fi:" + "f" * 32
         assert CALLS["add"] == 0
+        await ctx.logbook.append(encode_note(Resumed()), [inbox_tag(RUN_ID)])
         assert await Function.of(total).run(in_run(ctx, 3, 10, attempt=1), 3) == 3
 
 
