@@ -196,6 +196,11 @@ class CallHere:
         return self._state.call.attempt
 
     @property
+    def accepted_us(self) -> int:
+        """When the call was accepted, by the log's time; 0: not known, or this run follows a suspension."""
+        return self._state.call.accepted_us
+
+    @property
     def is_tried(self) -> bool:
         """Whether the call is not accepted yet: the body may compute, and raises `Suspend` before it does more."""
         return self._state.call.is_tried

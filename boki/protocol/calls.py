@@ -153,6 +153,8 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
     is_tried: bool = False
     """The logged call is not accepted yet: its body may compute, and must end by `Suspend` before it does more. Never
     on record."""
+    accepted_us: int = 0
+    """When a logged call that runs was accepted, by the log's time; 0: not known. Never on record."""
 
 
 class WakeOn(msgspec.Struct, frozen=True, array_like=True, gc=False):

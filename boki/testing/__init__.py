@@ -341,7 +341,8 @@ class _Calls:
         call = logged.call
         policy = call.retry or self._functions[call.function].info.retry or LOSSES_ONLY
         logged.begin(clock.now_us)
-        logged.task = self._start(self.invoke(msgspec.structs.replace(call, run=logged.run, attempt=logged.attempts)))
+        numbers = {"run": logged.run, "attempt": logged.attempts, "accepted_us": logged.accepted_us}
+        logged.task = self._start(self.invoke(msgspec.structs.replace(call, **numbers)))
         outcome = await logged.task
         if logged.is_over:  # cancelled meanwhile
             return

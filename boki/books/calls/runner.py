@@ -159,7 +159,10 @@ class Runner:
         """
         if job.is_begun or job.waiting.state != "suspended":
             begins = await self._begin(job, call)
-            call = msgspec.structs.replace(call, run=job.runs.total, attempt=job.waiting.starts)
+            waiting = job.waiting
+            call = msgspec.structs.replace(
+                call, run=job.runs.total, attempt=waiting.starts, accepted_us=waiting.accepted_us
+            )
             return await self._outcome(call) if begins else None
         number = job.runs.total + 1
         begin = asyncio.ensure_future(self._begin(job, call))

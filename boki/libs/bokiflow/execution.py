@@ -71,7 +71,7 @@ class Execution:
         self._id = ctx.invocation_id
         self._body = body
         self._history = history
-        self._is_woken = ctx.run_number > 1
+        self._is_woken = ctx.run_number > 1 or run_time.is_late
         self._keep_s = keep_s
         self._clock: FlowClock = clock_of(ctx)
         self._outer: Variables = copy_context()

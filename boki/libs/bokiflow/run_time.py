@@ -20,14 +20,16 @@ from math import inf
 from typing import Any, Final, Protocol
 
 from boki import Context, DeadlineExceeded
-from boki.extending import Suspend
+from boki.extending import CallsById, Suspend
 from boki.libs.bokiflow.carrying import Carrier
-from boki.libs.bokiflow.clocks import FlowClock, FlowTimer
+from boki.libs.bokiflow.clocks import FlowClock, FlowTimer, clock_of
 from boki.libs.bokiflow.journal import JournalWriter
 from boki.libs.bokiflow.keeping import Keeper
 from boki.libs.bokiflow.machine import Machine
 
 GIVES_WAY: Final = "gives way to a new run"
+_LATE_US: Final = 100_000
+"""A run that begins later than this after its call was accepted was delayed, or has waited for a worker."""
 _MARGIN_PART: Final = 20
 _MARGIN_MOST_S: Final = 60.0
 """Seconds before the deadline when steps are cut off: they may clean up, and the journal is to be written."""
@@ -39,6 +41,9 @@ class RunTime:
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
         self.total_s = ctx.remaining_s
+        accepted_us = CallsById(ctx).accepted_us
+        self.is_late = 0 < accepted_us < clock_of(ctx).now_us() - _LATE_US
+        """Whether a request to end or to pause may have been acknowledged before it."""
         self._margin_s = min(self.total_s / _MARGIN_PART, _MARGIN_MOST_S)
         self._last_s = self.total_s / 4 + self._margin_s  # so a step has a quarter before it is cut off
 

@@ -64,7 +64,8 @@ def test_entries_come_back_as_they_were_written() -> None:
 
 
 CALL = Call("c1", "f", Payload("json", b"1"), "b", 5)
-CALL_HEX = "dc0010a26331a16692a46a736f6ec40131a162050080a0a0a0c0c000c000c2"
+CALL_HEX = "dc0011a26331a16692a46a736f6ec40131a162050080a0a0a0c0c000c000c200"
+CALL_5_HEX = "dc0010a26331a16692a46a736f6ec40131a162050080a0a0a0c0c000c000c2"
 CALL_4_HEX = "9fa26331a16692a46a736f6ec40131a162050080a0a0a0c0c000c000"
 CALL_3_HEX = "9ca26331a16692a46a736f6ec40131a162050080a0a0a0c0c0"
 OLD_CALL_HEX = "99a26331a16692a46a736f6ec40131a162050080a0a0"
@@ -135,13 +136,14 @@ def test_records_of_version_3_are_read() -> None:
 
 
 def test_calls_that_knew_no_tries_are_read() -> None:
-    """Version 4 before its last field."""
-    accepted = CODEC.decode(
-        bytes.fromhex(
-            f"049ba86163636570746564{CALL_4_HEX}c40168 0000 92a1610101{RUNNING}00960100008 0c000c0".replace(" ", "")
+    """Version 4 before its last two fields, and before the last."""
+    for call in (CALL_4_HEX, CALL_5_HEX):
+        accepted = CODEC.decode(
+            bytes.fromhex(
+                f"049ba86163636570746564{call}c40168 0000 92a1610101{RUNNING}00960100008 0c000c0".replace(" ", "")
+            )
         )
-    )
-    assert accepted == Accepted(CALL, b"h", 0, 0, A, 1, "running", 0, Runs(1))
+        assert accepted == Accepted(CALL, b"h", 0, 0, A, 1, "running", 0, Runs(1))
 
 
 def test_a_newer_version_is_refused_by_name() -> None:

@@ -49,7 +49,7 @@ def test_an_accepted_call_runs_and_its_result_is_kept() -> None:
         state = await calls.state(invocation_id, wait_s=10)
         assert (state.state, state.result, state.attempts) == ("done", Payload("json", b'"hello"'), 1)
         assert state.accepted_us <= state.started_us <= state.finished_us
-        assert world.ran == [msgspec.structs.replace(a_call(1), run=1, attempt=1)]
+        assert world.ran == [msgspec.structs.replace(a_call(1), run=1, attempt=1, accepted_us=state.accepted_us)]
         await calls.stop()
 
     run(scenario())
