@@ -29,9 +29,6 @@ from boki.libs.fold.current_step import CURRENT_STEP
 _ENTRY_BYTES: Final = 4_096
 """What a record of a step's result needs beside the result, at most."""
 
-_ATOMS: Final = frozenset((str, bytes, int, float, bool, type(None)))
-"""Types of arguments that nobody can change."""
-
 _CANCELLED: Final = "the step cancelled itself, or what it awaited was cancelled"
 
 Ended = Callable[["Attempts", Result], None]
@@ -231,7 +228,8 @@ class Attempts:
         context = self._context.copy()
         context.run(self._enter)
         args, kwargs = self.work.args, self.work.kwargs
-        if kwargs or not _ATOMS.issuperset(map(type, args)):
+        is_last = self.work.is_own and self.count >= step.policy.attempts
+        if not is_last and not self.work.is_fixed:
             # What a step changes of its arguments is not in its record: another attempt, or a replay, does not see it.
             try:
                 args, kwargs = deepcopy((args, kwargs))

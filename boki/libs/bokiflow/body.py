@@ -15,7 +15,7 @@ from boki import InvalidArgument, WrongState
 from boki.extending import Function, Payload, invocation_id_of
 from boki.libs.bokiflow.history import Scopes
 from boki.libs.bokiflow.locks.work import LeaveWork, TakeWork, request_of
-from boki.libs.bokiflow.machine import Machine
+from boki.libs.bokiflow.machine import CommandFuture, Machine
 from boki.libs.bokiflow.refusals import CompensationFailed, NotDeterministic, outside, unfinished
 from boki.libs.bokiflow.stepping import Step
 from boki.libs.bokiflow.threads import BodyThread
@@ -155,12 +155,18 @@ class Body:
     async def step(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a step of either kind, or a function of the workflow's own: in a thread, if the body is a `def`."""
         if isinstance(fn, Step):
-            return await self.machine.start(StepWork(fn, args, kwargs))
+            return await self.begin(StepWork(fn, args, kwargs))
         if inspect.iscoroutinefunction(self._fn) or inspect.iscoroutinefunction(fn):
             found = fn(*args, **kwargs)
         else:
             found = await BodyThread(partial(fn, **kwargs), args).run(self.step, self.machine.lose)
         return await found if isinstance(found, Coroutine) else found
+
+    def begin(self, work: StepWork | CallWork) -> CommandFuture:
+        """Start a step or a call, with its arguments as they are now."""
+        if not self.machine.has_next_end:
+            work.keep()
+        return self.machine.start(work)
 
     def start_step(self, step: Step[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A step was called as a function."""
@@ -212,7 +218,7 @@ class Body:
         """What a call ends with. If its end is not awaited any more, it is one of those that are left."""
         self.children[work.invocation_id] = work
         try:
-            found = await self.machine.start(work)
+            found = await self.begin(work)
         except Exception:
             self.children.pop(work.invocation_id, None)
             raise

@@ -43,7 +43,7 @@ class Calling:
                 await self._calls.start(
                     work.invocation_id,
                     work.target,
-                    *work.payload,
+                    *work.sent,
                     book=work.book,
                     start=f"{self._scopes.at(n)} {work.name}",
                     name=work.call_name,

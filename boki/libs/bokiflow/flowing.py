@@ -205,7 +205,7 @@ class Flow:
         body = body_of("flow.start")
         work = body.call(target, payload, id, awaits=False, parent_close=parent_close, book=book)
         body.children[work.invocation_id] = work
-        await body.machine.start(work)
+        await body.begin(work)
         return Child(work)
 
     # state

@@ -283,6 +283,11 @@ class Machine:
         """Whether the body may begin as new here: where a replay comes past, it did not."""
         return self.is_live or self.is_at_end
 
+    @property
+    def has_next_end(self) -> bool:
+        """Whether the end of what the body starts next is recorded."""
+        return not self.is_live and isinstance(self._history.fact(self.next_n), Done)
+
     def start(self, work: Work) -> CommandFuture:
         """The body starts a command."""
         command = Command(self._number(), work, self)

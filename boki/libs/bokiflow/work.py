@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal, TypedDict, get_args
+from copy import deepcopy
+from typing import Any, Final, Literal, TypedDict, TypeVar, get_args
 
 from boki.extending import REPLAYED, Attribute, Function, decode_any
 from boki.libs.bokiflow.asking import StoreWork
@@ -12,6 +13,10 @@ from boki.libs.bokiflow.joins import Base
 from boki.libs.bokiflow.records import Result
 from boki.libs.bokiflow.stepping import Step
 
+T = TypeVar("T")
+
+_ATOMS: Final = frozenset((str, bytes, int, float, bool, type(None)))
+"""Types of arguments that nobody can change."""
 JOINS: Final = "boki:joins"
 """The attribute of a child that works in the transaction of its parent."""
 ParentClose = Literal["cancel", "kill", "abandon"]
@@ -42,17 +47,37 @@ def child_of(attributes: Mapping[str, Attribute]) -> tuple[int, ParentClose]:
     return 0, "cancel"
 
 
+def copied(values: T) -> tuple[T, bool]:
+    """A copy of arguments, and whether nobody else can change it: their classes may not allow a copy."""
+    try:
+        return deepcopy(values), True
+    except Exception:  # noqa: BLE001 - as above; who passes them on says so
+        return values, False
+
+
 class StepWork:
     """One call of a step."""
 
-    __slots__ = ("args", "digest", "kwargs", "name", "step")
+    __slots__ = ("args", "digest", "is_own", "kwargs", "name", "step")
 
     def __init__(self, step: Step[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.step = step
         self.name = step.name
         self.args = args
         self.kwargs = kwargs
+        self.is_own = False
+        """Whether the body has no part of the arguments."""
         self.digest = step.digest(args, kwargs)
+
+    def keep(self) -> None:
+        """It may be carried out after the body has changed what it passed."""
+        if not self.is_fixed:
+            (self.args, self.kwargs), self.is_own = copied((self.args, self.kwargs))
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether nobody can change the arguments."""
+        return not self.kwargs and _ATOMS.issuperset(map(type, self.args))
 
     @property
     def waits(self) -> bool:
@@ -84,6 +109,7 @@ class CallWork:
         "name",
         "parent_close",
         "payload",
+        "sent",
         "starts",
         "target",
     )
@@ -110,6 +136,9 @@ class CallWork:
         self.digest = digest_of((*payload, invocation_id), {}, known)
         self.target = target
         self.payload = payload
+        """What identifies it, with the id: the body's own."""
+        self.sent = payload
+        """What it is started with."""
         self.invocation_id = invocation_id
         self.call_name = call_name
         self.starts = starts
@@ -118,6 +147,11 @@ class CallWork:
         self.book = book
         self.base: Base | None = None
         """What it begins with, if it joins the transaction of its parent."""
+
+    def keep(self) -> None:
+        """See `StepWork.keep`."""
+        if self.starts and not _ATOMS.issuperset(map(type, self.payload)):
+            self.sent, _ = copied(self.payload)
 
     @property
     def closes_by(self) -> ParentClose:
