@@ -97,6 +97,7 @@ class Attempts:
 
     __slots__ = (
         "_beating",
+        "_beats",
         "_clock",
         "_context",
         "_ctx",
@@ -110,6 +111,7 @@ class Attempts:
         "_said",
         "_timer",
         "_waiting",
+        "beat_place",
         "began_us",
         "command",
         "count",
@@ -149,6 +151,10 @@ class Attempts:
         self._ctx = ctx
         self.most_bytes = ctx.logbook.session.caller.limits.record_bytes - _ENTRY_BYTES
         """Of what a record holds of a result, a failure or a heartbeat."""
+        self.beat_place = 0
+        """The place in the journal behind its last heartbeat."""
+        self._beats = 0
+        """The number of the attempt whose heartbeats count: the one that runs; 0: there is none."""
         self.due_us = 0
         """When the next attempt is due; 0: it is not waited for."""
         self.ends_at_once = work.step.options.timeout_s is None and _awaits_nothing(work.step.body)
@@ -223,6 +229,7 @@ class Attempts:
     def _attempt(self) -> None:
         step = self.work.step
         self.count += 1
+        self._beats = self.count
         self._late = ""
         self.due_us = 0
         context = self._context.copy()
@@ -256,9 +263,12 @@ class Attempts:
         if STARTER.get() is not None:
             STARTER.set(None)
         CURRENT_STEP.set(f"{self.command.n} {self.work.name}")
-        ATTEMPT.set(Attempt(self._key, self.count, self._said, self._on_beat, self._ctx))
+        beat = partial(self._on_beat, self.count)
+        ATTEMPT.set(Attempt(self._key, self.count, self._said, beat, self._ctx))
 
-    def _on_beat(self, details: Payload) -> None:
+    def _on_beat(self, number: int, details: Payload) -> None:
+        if number != self._beats:  # its attempt has timed out: what it says is not what a later one has done
+            return
         if len(details.data) > self.most_bytes:
             raise TooLarge(
                 f"details of a heartbeat may have {self.most_bytes:,} bytes, not {len(details.data):,}: write them "
@@ -284,6 +294,7 @@ class Attempts:
                 future.exception()  # else asyncio would say that nobody wants to know
             return
         self._future = None
+        self._beats = 0
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

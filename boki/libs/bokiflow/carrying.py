@@ -84,6 +84,8 @@ class Carrier:
         """Calls under way."""
         self.held: deque[tuple[int, Command]] = deque()
         """Commands that begin when the journal is durable up to a place."""
+        self._unsaid: dict[Attempts, Payload] = {}
+        """The newest heartbeats of steps whose last one is on its way to the log."""
         self._is_holding = False
         self._ending: set[asyncio.Future[Any]] = set()
 
@@ -134,6 +136,11 @@ class Carrier:
             elif command.is_open:
                 self._carry_out(command)
         self.held.extendleft(reversed(waiting))
+
+    def beat(self) -> None:
+        """Record the newest heartbeats of steps whose last one is durable now."""
+        for attempts in [one for one in self._unsaid if one.beat_place <= self._journal.durable]:
+            self._beat(attempts, self._unsaid.pop(attempts))
 
     def hold(self) -> None:
         """Begin no other attempts at the steps that have failed: another run does, or this one after `rearm`."""
@@ -288,11 +295,17 @@ class Carrier:
 
     def _on_beat(self, attempts: Attempts, details: Payload) -> None:
         """A heartbeat may come from a thread."""
-        self._loop.call_soon_threadsafe(self._beat, attempts.command, details)
+        self._loop.call_soon_threadsafe(self._beat, attempts, details)
 
-    def _beat(self, command: Command, details: Payload) -> None:
-        if self._keeper.when_over(lambda: self._beat(command, details)):
+    def _beat(self, attempts: Attempts, details: Payload) -> None:
+        command = attempts.command
+        if self._keeper.when_over(lambda: self._beat(attempts, details)):
             return
-        if command.is_open and not self._shell.has_ended:
-            self._shell.record(Beat(command.n, details))
-            self._journal.flush_firm()
+        if not command.is_open or self._shell.has_ended:
+            return
+        if attempts.beat_place > self._journal.durable:
+            self._unsaid[attempts] = details
+            return
+        self._shell.record(Beat(command.n, details))
+        attempts.beat_place = self._journal.place
+        self._journal.flush_firm()

@@ -380,6 +380,7 @@ class Execution:
     def _on_durable(self) -> None:
         if self._keeper.is_busy:
             return  # it comes again
+        self._carrier.beat()
         self._carrier.release(is_paused=bool(self._pause.reason))
         self._send_answers()
         if self.machine.is_over or self._carrier.quick or (self._rest_timer is None and self._is_idle):
