@@ -170,7 +170,8 @@ class Attempts:
         """What is to be recorded, so that another run continues after the attempts of this one."""
         if not self.due_us or self._failure is None:
             return None
-        return Retrying(self.command.n, self.count, self.due_us, self.began_us, self._failure)
+        work = self.work
+        return Retrying(self.command.n, self.count, self.due_us, self.began_us, self._failure, work.name, work.digest)
 
     @property
     def is_running(self) -> bool:

@@ -298,7 +298,7 @@ class Carrier:
         self._loop.call_soon_threadsafe(self._beat, attempts, details)
 
     def _beat(self, attempts: Attempts, details: Payload) -> None:
-        command = attempts.command
+        command, work = attempts.command, attempts.work
         if self._keeper.when_over(lambda: self._beat(attempts, details)):
             return
         if not command.is_open or self._shell.has_ended:
@@ -306,6 +306,6 @@ class Carrier:
         if attempts.beat_place > self._journal.durable:
             self._unsaid[attempts] = details
             return
-        self._shell.record(Beat(command.n, details))
+        self._shell.record(Beat(command.n, details, work.name, work.digest))
         attempts.beat_place = self._journal.place
         self._journal.flush_firm()

@@ -265,6 +265,11 @@ class History:
         return self._facts.get(n)
 
 
-def describe(fact: Done | Fired | Intended) -> str:
+def is_about(fact: Done | Fired | Intended | Retrying | Beat, name: str, digest: bytes) -> bool:
+    """Whether a fact is about a command of that name, with arguments of that digest."""
+    return not isinstance(fact, Fired) and (fact.name, fact.digest) == (name, digest)
+
+
+def describe(fact: Done | Fired | Intended | Retrying | Beat) -> str:
     """Which command a fact is about, for people."""
     return f"timer#{fact.n}" if isinstance(fact, Fired) else f"{fact.name}#{fact.n}"

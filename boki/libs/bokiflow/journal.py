@@ -63,7 +63,7 @@ class JournalWriter:
         self._life = life
         self._run = run
         self._progress_run = history.progress_run
-        self._beats = {entry.fact for entry in history.entries if isinstance(entry.fact, Beat)}
+        self._beats = {(fact.n, fact.details) for entry in history.entries if isinstance(fact := entry.fact, Beat)}
         """What steps had said of how far they had come before this execution."""
         self._base = history.place
         self._changed = changed
@@ -125,7 +125,7 @@ class JournalWriter:
         earlier run has said is no progress: else a step that kills its worker again and again would never be paused.
         """
         if isinstance(fact, Beat):
-            return fact not in self._beats
+            return (fact.n, fact.details) not in self._beats
         return isinstance(fact, Done | Fired | Intended | Marked | Continued)
 
     def _encoded(self, fact: Fact, seen: int, at_us: int, began_us: int) -> bytes:

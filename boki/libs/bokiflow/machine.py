@@ -24,7 +24,7 @@ from typing import Any, Final, NoReturn, Protocol, assert_never
 
 from boki.extending import Payload, decode_any, encode_any
 from boki.libs.bokiflow.dropping import drops
-from boki.libs.bokiflow.history import History, describe
+from boki.libs.bokiflow.history import History, describe, is_about
 from boki.libs.bokiflow.loop import FlowFuture, FlowLoop, FlowTask
 from boki.libs.bokiflow.mailbox import Mailbox
 from boki.libs.bokiflow.positions import Position
@@ -292,9 +292,8 @@ class Machine:
         """The body starts a command."""
         command = Command(self._number(), work, self)
         recorded = None if self.is_live else self._history.fact(command.n)
-        if recorded is not None and not _matches(recorded, work):
-            is_other = not isinstance(recorded, Fired) and recorded.name == work.name
-            self._diverge(recorded, f"started {command}{' with other arguments' if is_other else ''}")
+        if recorded is not None and not is_about(recorded, work.name, work.digest):
+            self._diverge(recorded, _said(recorded, command))
             return command.future
         self._commands[command.n] = command
         if self.is_live:
@@ -460,9 +459,12 @@ class Machine:
     def _keep(self, fact: Intended | Retrying | Beat) -> None:
         command = self._commands.get(fact.n)
         if command is None:
-            # what was started was compared there; and the body may have given it up since
-            if isinstance(fact, Intended) and fact.n >= self.next_n:
+            # an intent was compared where it was started; and the body may have given it up since
+            if fact.name and fact.n >= self.next_n:
                 self._diverge(fact)
+            return
+        if fact.name and not is_about(fact, command.work.name, command.work.digest):  # attempts of another step
+            self._diverge(fact, _said(fact, command))
             return
         match fact:
             case Intended():
@@ -472,7 +474,7 @@ class Machine:
             case Beat():
                 command.said = fact
 
-    def _diverge(self, recorded: Done | Fired | Intended, started: str = "") -> None:
+    def _diverge(self, recorded: Done | Fired | Intended | Retrying | Beat, started: str = "") -> None:
         if self.halted is None:
             command = self._commands.get(recorded.n)
             did = started or (f"started {command}" if command is not None else "did not start it")
@@ -491,5 +493,7 @@ def _settle(condition: Callable[[], bool], future: FlowFuture[None]) -> bool:
     return is_over
 
 
-def _matches(recorded: Done | Fired | Intended, work: Work) -> bool:
-    return not isinstance(recorded, Fired) and (recorded.name, recorded.digest) == (work.name, work.digest)
+def _said(recorded: Done | Fired | Intended | Retrying | Beat, command: Command) -> str:
+    """What the code did instead of what is recorded."""
+    is_other = not isinstance(recorded, Fired) and recorded.name == command.work.name
+    return f"started {command}{' with other arguments' if is_other else ''}"

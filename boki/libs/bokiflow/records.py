@@ -73,20 +73,27 @@ class Intended(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 class Retrying(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """Attempt number `attempts` of step `n` has failed, and the next one is due at `next_us`."""
+    """Attempt number `attempts` of step `n` has failed, and the next one is due at `next_us`.
+
+    `name` and `digest` as in `Done`; "": it is not known of which step, as in records of earlier versions.
+    """
 
     n: int
     attempts: int
     next_us: int
     began_us: int
     failure: Failure
+    name: str = ""
+    digest: bytes = b""
 
 
 class Beat(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """What step `n` said of its progress, for its next attempt."""
+    """What step `n` said of its progress, for its next attempt. `name` and `digest` as in `Retrying`."""
 
     n: int
     details: Payload
+    name: str = ""
+    digest: bytes = b""
 
 
 class Began(msgspec.Struct, frozen=True, array_like=True, tag=6):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import boki.testing
-from boki import InvalidArgument
+from boki import InvalidArgument, Retry
 from boki.libs.bokiflow import StepFailed, step, workflow
 from boki.libs.bokiflow.refusals import NotDeterministic
 from tests.libs.bokiflow.crashes import Death, Stuck, World, timer
@@ -115,6 +115,44 @@ async def test_an_intent_diverges_as_an_outcome_does(later: str, did: str) -> No
     with pytest.raises(Stuck, match=f"paused: .*recorded was charge#0, and the code {did}"):
         await world.run(pays, 7, death=Death(boundary=1))
     assert not world.effects
+
+
+@step(retry=Retry(attempts=5, first_s=3600, max_s=3600, jitter=0))
+async def charge_card(cents: int) -> None:
+    if cents > 8:
+        step.heartbeat("half of it")
+        await timer(0)
+    raise ValueError(f"declined {step.key}")
+
+
+@step(retry=Retry(attempts=5, first_s=3600, max_s=3600, jitter=0))
+async def charge_account(cents: int) -> None:
+    CALLS["account"] += 1
+    raise ValueError(f"declined {cents}")
+
+
+@workflow
+async def charges(cents: int) -> None:
+    charged = charge_account if CALLS["changed"] == 1 else charge_card
+    await charged(cents + (CALLS["changed"] == 2))
+
+
+@pytest.mark.parametrize(
+    ("later", "did"), [(1, "started charge_account#0"), (2, "started charge_card#0 with other arguments")]
+)
+@pytest.mark.parametrize("cents", [7, 9])
+async def test_an_attempt_diverges_as_an_outcome_does(
+    boki_context: boki.testing.Context, later: int, did: str, cents: int
+) -> None:
+    """Another step would continue at the attempts, the details and the key of the one that had failed."""
+    handle = await charges.start(boki_context, cents)
+    await boki_context.clock.advance(3_610)
+    CALLS["changed"] = later
+    await boki_context.clock.advance(3_610)
+    state = await handle.status()
+    assert state.status == "paused"
+    assert f"recorded was charge_card#0, and the code {did}" in state.note
+    assert not CALLS["account"]
 
 
 async def test_steps_outside_of_workflows_are_refused() -> None:
