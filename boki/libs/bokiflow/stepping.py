@@ -48,6 +48,7 @@ R = TypeVar("R")
 _ONCE: Final = Retry(attempts=1)
 _RAISED: Final = "raised"
 _STATE: Final = "raised_with"
+_SELF: Final = ("self", "cls")
 _LONG: Final = frozenset((_RAISED, _STATE, "traceback"))
 _SHORT_CHARS: Final = 2_000
 """Of the message of a failure that no record holds."""
@@ -92,6 +93,13 @@ class Step(Generic[P, R]):
             raise ConfigError(f"@step goes on a def or async def, not on {fn!r:.80}")
         if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
             raise ConfigError(f"step {fn.__name__} is a generator: return a list")
+        self._signature = inspect.signature(fn)
+        owner = fn.__qualname__.rpartition(".")[0]
+        if owner and not owner.endswith("<locals>") and next(iter(self._signature.parameters), "") in _SELF:
+            raise ConfigError(
+                f"step {fn.__name__} is a method of {owner}, and a step gets plain values only: make it a function "
+                "outside of the class, and have the method pass what it needs"
+            )
         self.fn: Callable[P, R] = fn
         self.name = check_name(options.name or fn.__name__, "name", "a step")
         self.options = options
@@ -99,7 +107,6 @@ class Step(Generic[P, R]):
         """What an attempt runs: the function, or a test's stub for it."""
         self.is_async = inspect.iscoroutinefunction(fn)
         self.policy = options.retry or _ONCE
-        self._signature = inspect.signature(fn)
         update_wrapper(cast("Any", self), fn)
 
     def __repr__(self) -> str:

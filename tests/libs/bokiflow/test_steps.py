@@ -431,3 +431,25 @@ def test_an_option_that_a_step_does_not_have_is_refused_by_name(option: str, sai
     with pytest.raises(ConfigError, match=said) as raised:
         step(**{option: 1})  # type: ignore[arg-type]
     assert raised.value.field == option
+
+
+def test_a_method_is_no_step() -> None:
+    """It failed when it was called: there was no object to call it with."""
+    said = "step pay is a method of .*Bank, and a step gets plain values only: make it a function outside of the class"
+    with pytest.raises(ConfigError, match=said):
+
+        class Bank:
+            @step
+            async def pay(self, cents: int) -> int:
+                return cents
+
+    class Rates:
+        @staticmethod
+        @step
+        async def rate(cents: int) -> int:
+            return cents
+
+    def has_a_self(self: int) -> int:
+        return self
+
+    assert step(has_a_self).name == "has_a_self"
