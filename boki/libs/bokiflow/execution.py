@@ -483,11 +483,12 @@ class Execution:
         journal.flush()
         await journal.rest()
         is_paused = bool(self._pause.reason)
-        found = await what_wakes(self._ctx, machine, self.inbox, self._clock.now_us(), is_paused=is_paused)
+        try:
+            found = await what_wakes(self._ctx, machine, self.inbox, self._clock.now_us(), is_paused=is_paused)
+        finally:  # what it has read is not read again, also if this rest is given up
+            self._deliver()
         if found is None:
             return
-        if self.inbox.letters:
-            self._deliver()
         if self._events != events or journal.is_overtaken or self._ended.done() or self._carrier.is_running:
             return
         if self._keeper.is_busy:  # what had come before this began made the body ask, and it has no answer yet

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import boki.testing
-from boki import Retry
+from boki import Retry, Unavailable
 from boki.extending import CallsById
 from boki.libs.bokiflow import flow, step, workflow
 from boki.libs.bokiflow.asking import Question
@@ -18,10 +18,10 @@ from boki.libs.bokiflow.keeping import answered
 from boki.libs.bokistore.way import Way
 
 
-async def passes(ctx: boki.testing.Context, seconds: int) -> None:
+async def passes(ctx: boki.testing.Context, seconds: float) -> None:
     """Virtual time."""
     late = asyncio.Event()
-    ctx.clock.call_at(ctx.clock.now_us + seconds * 1_000_000, late.set)
+    ctx.clock.call_at(ctx.clock.now_us + round(seconds * 1_000_000), late.set)
     with ctx.clock.waiting():
         await late.wait()
 
@@ -156,3 +156,62 @@ async def test_the_start_of_a_child_that_is_answered_late(
     await boki_context.clock.advance(100)
     assert (await handle.status()).status == "done"
     assert await handle.result() == "left"
+
+
+@step
+async def long() -> None:
+    assert isinstance(step.ctx, boki.testing.Context)
+    await passes(step.ctx, 1_000)
+
+
+@workflow
+async def leaves_and_works() -> str:
+    await flow.start(waits_forever, parent_close="abandon")
+    await long()
+    return "worked"
+
+
+@workflow
+async def calls_and_works() -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(flow.call(waits_forever))
+        await flow.sleep(0.9)
+        await long()
+
+
+async def test_a_message_is_delivered_if_the_rest_that_has_read_it_is_given_up(
+    boki_context: boki.testing.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The start of a child was under way, so it was not known what the workflow waits for. The request to cancel had
+    been read, what follows the inbox began behind it, and the workflow did all its work.
+    """
+    handle = await leaves_and_works.start(boki_context)
+    start = CallsById.start
+
+    async def slowly(self: CallsById, *arguments: Any, **options: Any) -> Any:
+        await passes(boki_context, 0.6)
+        return await start(self, *arguments, **options)
+
+    monkeypatch.setattr(CallsById, "start", slowly)
+    await boki_context.clock.advance(0.1)
+    await handle.cancel()
+    await boki_context.clock.advance(10)
+    assert (await handle.status()).status == "cancelled"
+
+
+async def test_a_message_is_delivered_if_the_rest_that_has_read_it_fails(
+    boki_context: boki.testing.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a call does could not be found out at first."""
+    handle = await calls_and_works.start(boki_context)
+
+    async def refused(*_: object) -> bool:
+        raise Unavailable("no engine answers")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("boki.libs.bokiflow.resting.has_ended", refused)
+        await boki_context.clock.advance(0.1)
+        await handle.cancel()
+        await boki_context.clock.advance(0.8)
+    await boki_context.clock.advance(10)
+    assert (await handle.status()).status == "cancelled"
