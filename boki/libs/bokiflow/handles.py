@@ -368,6 +368,7 @@ class Handle(Generic[R]):
         """
         tag = inbox_tag(self.invocation_id)
         start, wait_s = (seqnum, 0.0) if is_repeated else (seqnum + 1, _ANSWER_S)
+        ended: InvocationState | None = None
         while True:
             page = await self._logbook.read(tag, start=start, limit=_PAGE, wait_s=wait_s)
             is_missing = start == seqnum and not (page.records and page.records[0].seqnum == seqnum)
@@ -381,10 +382,14 @@ class Handle(Generic[R]):
                 found = await self._trimmed_answer(update, seqnum)
                 if found is not None:
                     return found
-            start, wait_s = page.next_start, _ANSWER_S
-            state = None if page.records else await self._state()
-            if state is not None:
-                self._check_answers(state)
+            if not page.records and ended is not None:
+                self._check_answers(ended)
+            elif not page.records:
+                state = await self._state()
+                if state.state in OVER:  # maybe its answer came after the read, and the end behind that
+                    await self._logbook.sync()
+                    ended = state
+            start, wait_s = page.next_start, _ANSWER_S if ended is None else 0.0
 
     async def _trimmed_answer(self, update: Updated, seqnum: int) -> Result | None:
         try:

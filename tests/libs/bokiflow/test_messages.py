@@ -11,8 +11,8 @@ import pytest
 
 import boki.testing
 from boki import FunctionFailed, InvalidArgument, KeyReused
-from boki.extending import encode_any
-from boki.libs.bokiflow import NoSuchWorkflow, WorkflowEnded, flow, step, workflow
+from boki.extending import InvocationState, encode_any
+from boki.libs.bokiflow import Handle, NoSuchWorkflow, WorkflowEnded, flow, step, workflow
 from boki.libs.bokiflow.records import CancelRequested, Signalled
 
 pytestmark = pytest.mark.usefixtures("each_mode")
@@ -414,3 +414,39 @@ async def test_a_timer_that_is_due_in_a_pause(boki_context: boki.testing.Context
     await ctx.clock.advance(100)
     await handle.resume()
     assert await handle.result() == "too late"
+
+
+@workflow
+async def closes() -> str:
+    is_closed = False
+
+    async def close(_: None) -> str:
+        nonlocal is_closed
+        await flow.sleep(6)
+        is_closed = True
+        return "closed well"
+
+    flow.on_update("close", close)
+    await flow.wait_for(lambda: is_closed and flow.all_handlers_finished())
+    return "over"
+
+
+@pytest.mark.parametrize("update_id", [None, "one"])
+async def test_an_answer_that_comes_just_before_the_end_is_found(
+    boki_context: boki.testing.Context, monkeypatch: pytest.MonkeyPatch, update_id: str | None
+) -> None:
+    """The read had run out, the answer and the end came, and then it was asked whether the workflow runs. The caller
+    was told that there was no answer.
+    """
+    ctx, state = boki_context, Handle._state
+
+    async def slowly(self: Handle[Any], wait_s: float = 0.0) -> InvocationState:
+        late = asyncio.Event()
+        ctx.clock.call_at(ctx.clock.now_us + 3_000_000, late.set)
+        with ctx.clock.waiting():
+            await late.wait()
+        return await state(self, wait_s)
+
+    handle = await closes.start(ctx)
+    monkeypatch.setattr(Handle, "_state", slowly)
+    assert await handle.update("close", id=update_id) == "closed well"
