@@ -160,18 +160,20 @@ class Attempts:
         self.ends_at_once = work.step.options.timeout_s is None and _awaits_nothing(work.step.body)
         """Whether an attempt runs to its end where it begins, so that the body of the workflow must be able to run."""
         self._failure: Failure | None = None
+        """Of the last attempt, until it is recorded."""
         self._future: asyncio.Future[Any] | None = None
         self._timer: FlowTimer | None = None
         self._late = ""
         """Why the attempt under way counts as late; "": it does not."""
         self._is_stopped = False
 
-    def retrying(self) -> Retrying | None:
-        """What is to be recorded, so that another run continues after the attempts of this one."""
-        if not self.due_us or self._failure is None:
+    def take_retrying(self) -> Retrying | None:
+        """What is to be recorded, so that another run continues after the attempts of this one; once for each."""
+        failure, self._failure = self._failure, None
+        if not self.due_us or failure is None:
             return None
         work = self.work
-        return Retrying(self.command.n, self.count, self.due_us, self.began_us, self._failure, work.name, work.digest)
+        return Retrying(self.command.n, self.count, self.due_us, self.began_us, failure, work.name, work.digest)
 
     @property
     def is_running(self) -> bool:

@@ -25,7 +25,7 @@ from boki.libs.bokiflow.journal import JournalWriter
 from boki.libs.bokiflow.keeping import Keeper
 from boki.libs.bokiflow.machine import Command, Machine
 from boki.libs.bokiflow.mailbox import note_of_answer
-from boki.libs.bokiflow.records import Answered, Beat, Fact, Intended, Result, Retrying
+from boki.libs.bokiflow.records import Answered, Beat, Fact, Intended, Result
 from boki.libs.bokiflow.work import CallWork, StepWork, Works
 
 _AGAIN_US: Final = 300_000
@@ -118,11 +118,13 @@ class Carrier:
         times += [attempts.due_us for attempts in self.steps.values() if attempts.due_us]
         return min(times, default=0)
 
-    @property
-    def retrying(self) -> list[Retrying]:
-        """What is to be recorded, so that another run continues after the attempts of this one."""
-        found = (attempts.retrying() for attempts in self.steps.values())
-        return [retrying for retrying in found if retrying is not None]
+    def record_failed_attempts(self) -> None:
+        """Record each failed attempt whose step waits for the next one, once: another run continues after it."""
+        machine = self._machine
+        for attempts in self.steps.values():
+            retrying = attempts.take_retrying()
+            if retrying is not None:
+                self._journal.add(retrying, machine.seen, machine.now_us, machine.began_us)
 
     def release(self, *, is_paused: bool) -> None:
         """Begin what was held until the journal was durable this far. In a pause only what is recorded as begun, of

@@ -476,8 +476,7 @@ class Execution:
         to do: a message may have come before this task had its first turn, and a step may run for it.
         """
         machine, journal = self.machine, self.journal
-        for retrying in self._carrier.retrying:
-            journal.add(retrying, machine.seen, machine.now_us, machine.began_us)
+        self._carrier.record_failed_attempts()
         if not journal.begin(machine.seen, machine.now_us, machine.began_us) and self._pause.reason:
             journal.note_seen(machine.seen, machine.now_us, machine.began_us)
         journal.flush()

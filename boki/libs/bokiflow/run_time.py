@@ -182,8 +182,7 @@ class Leaving:
         machine, journal = self._machine, self._journal
         try:
             self._carrier.hold()
-            for retrying in self._carrier.retrying:
-                journal.add(retrying, machine.seen, machine.now_us, machine.began_us)
+            self._carrier.record_failed_attempts()
             journal.begin(machine.seen, machine.now_us, machine.began_us)
             journal.note_seen(machine.seen, machine.now_us, machine.began_us)
             journal.flush()

@@ -15,6 +15,7 @@ from boki.libs.bokiflow.asking import Question
 from boki.libs.bokiflow.execution import Execution
 from boki.libs.bokiflow.journal import JournalWriter
 from boki.libs.bokiflow.keeping import answered
+from boki.libs.bokiflow.records import Retrying, entry_of, journal_tag
 from boki.libs.bokistore.way import Way
 
 
@@ -215,3 +216,37 @@ async def test_a_message_is_delivered_if_the_rest_that_has_read_it_fails(
         await boki_context.clock.advance(0.8)
     await boki_context.clock.advance(10)
     assert (await handle.status()).status == "cancelled"
+
+
+@step(retry=Retry(attempts=3, first_s=100, max_s=1_000, jitter=0))
+async def often_flaky() -> int:
+    if step.attempt < 3:
+        raise RuntimeError("again")
+    return step.attempt
+
+
+@workflow
+async def two_things() -> int:
+    _, attempt = await asyncio.gather(flow.start(waits_forever, parent_close="abandon"), often_flaky())
+    return attempt
+
+
+async def test_a_failed_attempt_is_recorded_once(
+    boki_context: boki.testing.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the workflow cannot be suspended for a long time: the journal grew by three records a second."""
+    handle = await two_things.start(boki_context)
+    start = CallsById.start
+
+    async def refused(self: CallsById, *arguments: Any, **options: Any) -> Any:
+        if boki_context.clock.now_us < began_us + 350_000_000:
+            raise Unavailable("no engine answers")
+        return await start(self, *arguments, **options)
+
+    began_us = boki_context.clock.now_us
+    monkeypatch.setattr(CallsById, "start", refused)
+    await boki_context.clock.advance(340)
+    page = await boki_context.logbook.read(journal_tag(handle.invocation_id))
+    facts = [entry.fact for record in page.records if (entry := entry_of(record.data)) is not None]
+    assert [fact.attempts for fact in facts if isinstance(fact, Retrying)] == [1, 2]
+    assert await handle.result() == 3
