@@ -350,6 +350,8 @@ class InvocationState(msgspec.Struct, frozen=True, kw_only=True):
     """What people call it, if its caller chose its id: see `ChosenId`."""
     attributes: dict[str, Attribute] = {}
     """See `ChosenId`."""
+    start: str = ""
+    """Which start it was accepted for, if its caller chose its id (`ChosenId`) and it has not ended; not in lists."""
 
 
 class Move(msgspec.Struct, frozen=True, array_like=True):

@@ -168,4 +168,5 @@ class LaterCall:
             suspension=self.suspension,
             name="" if self.call.chosen is None else self.call.chosen.name,
             attributes={} if self.call.chosen is None else self.call.chosen.attributes,
+            start="" if self.call.chosen is None or self.is_over else self.call.chosen.start,
         )

@@ -53,6 +53,7 @@ def state_of(accepted: Accepted, accepted_us: int, last: Unended, last_time_us: 
         suspension=suspension,
         name=name_of(accepted.call),
         attributes=attributes_of(accepted.call),
+        start="" if accepted.call.chosen is None else accepted.call.chosen.start,
     )
 
 

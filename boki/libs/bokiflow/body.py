@@ -42,6 +42,8 @@ class Body:
     """What the workflow was begun with; None: it need not be kept for queries."""
     is_continued = False
     """Whether it continues what another body has begun, which may have left children."""
+    life = 0
+    """Tells the starts of its id apart; 0: not known."""
 
     def __init__(
         self, scopes: Scopes, flow_id: str, book: str, fn: Callable[..., Any], arguments: tuple[Any, ...]
@@ -129,7 +131,7 @@ class Body:
         self._lock_count += 1
         request_id = locks.keys[key] = f"{self.scope}:L{self._lock_count}"
         run_id = self.scope.partition(":")[0]
-        request = request_of(request_id, run_id, machine.began_us, machine.name, self.flow_id)
+        request = request_of(request_id, run_id, machine.began_us, machine.name, self.flow_id, self.life)
         try:
             is_certain: bool = await machine.start(TakeWork(key, request))
             token: int = await locks.wait(key, request_id, is_certain=is_certain)

@@ -116,6 +116,52 @@ async def test_a_lock_is_left_however_its_workflow_ends(
     assert await Store(ctx).object("visits").get() == 1
 
 
+@workflow
+async def starts_again(is_first: bool) -> str:
+    if is_first:
+        async with flow.lock("room"):
+            await flow.sleep(3_600)
+    await flow.receive("end")
+    return "ended"
+
+
+@pytest.mark.parametrize("when", ["while another one waits", "before anyone asks"])
+async def test_a_lock_is_left_by_a_killed_workflow_that_is_started_again(
+    boki_context: boki.testing.Context, when: str, each_mode: None
+) -> None:
+    """Its call runs again, for a life that does not hold the lock: the next in the queue waited for the end of that."""
+    ctx = boki_context
+    first = await starts_again.start(ctx, True, id="one")
+    await ctx.clock.advance(2)
+    if when == "while another one waits":
+        second = await visitor.start(ctx, {}, id="two")
+        await ctx.clock.advance(2)
+    await first.kill()
+    again = await starts_again.start(ctx, False, id="one", if_ended="again")
+    await ctx.clock.advance(10)
+    if when == "before anyone asks":
+        second = await visitor.start(ctx, {}, id="two")
+    await ctx.clock.advance(10)
+    assert (await second.status()).status == "done"
+    assert (await again.status()).status == "suspended"
+
+
+async def test_a_lock_is_kept_by_a_workflow_that_was_rewound(boki_context: boki.testing.Context) -> None:
+    """It has taken the lock again. That an earlier life has written to the journal of its call says nothing."""
+    ctx = boki_context
+    first = await starts_again.start(ctx, True, id="one")
+    await ctx.clock.advance(2)
+    await first.kill()
+    await first.rewind(0)
+    await ctx.clock.advance(10)
+    second = await visitor.start(ctx, {}, id="two")
+    await ctx.clock.advance(10)
+    state = await second.status()
+    assert (state.status, state.note) == ("suspended", "waits for lock room, which starts_again one holds")
+    await first.signal("end")
+    assert await second.result() > 0
+
+
 async def test_a_waiter_that_is_killed_holds_up_nobody(boki_context: boki.testing.Context) -> None:
     """Each watches the one in front: of five, those in the middle are killed in any order."""
     ctx = boki_context

@@ -32,6 +32,8 @@ class LockRequest(msgspec.Struct, frozen=True, array_like=True):
     age_us: int
     """When the workflow began."""
     name: str
+    life: int = 0
+    """Tells the starts of one id apart, as in `Entry.life`; 0: not known."""
 
     @property
     def age(self) -> tuple[int, str]:

@@ -10,9 +10,9 @@ import re
 from functools import partial
 from typing import Final, NamedTuple
 
-from boki import ConditionFailed, Context
-from boki.extending import CallsById, WakeOn, ends_of
-from boki.libs.bokiflow.beginning import has_ended
+from boki import ConditionFailed, Context, NoSuchInvocation
+from boki.extending import OVER, CallsById, WakeOn, ends_of
+from boki.libs.bokiflow.history import life_of
 from boki.libs.bokiflow.locks.state import Freed, LockRequest
 from boki.libs.bokiflow.locks.work import QueueChange, read_queue
 from boki.libs.fold import steps
@@ -70,5 +70,12 @@ async def _life_of(ctx: Context, request: LockRequest) -> WakeOn:
 
 
 async def _has_ended(ctx: Context, request: LockRequest, now_us: int) -> bool:
-    found = await has_ended(CallsById(ctx), request.call)
-    return now_us - request.age_us > _SURE_US if found is None else found
+    """Whether the workflow has ended without leaving the lock. Maybe its call runs for a later start of the same id,
+    which has not made the request.
+    """
+    try:
+        state = await CallsById(ctx).state(request.call)
+    except NoSuchInvocation:
+        return now_us - request.age_us > _SURE_US
+    is_known = bool(request.life and state.start)
+    return state.state in OVER or (is_known and life_of(state.start) != request.life)

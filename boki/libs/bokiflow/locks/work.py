@@ -125,6 +125,6 @@ class LeaveWork(StoreWork):
         yield from ()
 
 
-def request_of(request_id: str, call: str, age_us: int, workflow: str, flow_id: str) -> LockRequest:
+def request_of(request_id: str, call: str, age_us: int, workflow: str, flow_id: str, life: int) -> LockRequest:
     """The request of a workflow."""
-    return LockRequest(request_id, call, age_us, f"{workflow} {flow_id}"[:_MAX_NAME_CHARS])
+    return LockRequest(request_id, call, age_us, f"{workflow} {flow_id}"[:_MAX_NAME_CHARS], life)
