@@ -28,6 +28,7 @@ from boki.errors import uncertain
 from boki.log.checks import check_seconds
 from boki.log.operations import Compared, Failure
 from boki.protocol.calls import (
+    ANY_VERSION,
     ATTENDS,
     OVER,
     PINNED,
@@ -41,6 +42,7 @@ from boki.protocol.calls import (
 from boki.retry import check_retry
 
 __all__ = [
+    "ANY_VERSION",
     "ATTENDS",
     "MAX_WAKES",
     "OVER",

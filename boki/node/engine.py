@@ -35,7 +35,7 @@ from boki.node.console import log_function_line, problem_lines
 from boki.node.incarnation import Ending, RoleIncarnation
 from boki.node.remote_ledger import RemoteLedger
 from boki.protocol.call_messages import FOR_ENGINE_SHELL
-from boki.protocol.calls import Begun, Call, CallChange, InvocationState, version_of
+from boki.protocol.calls import Begun, Call, CallChange, InvocationState
 from boki.protocol.effects import (
     Announce,
     Answer,
@@ -275,8 +275,7 @@ class EngineIncarnation(RoleIncarnation[EngineNodeConfig]):
 
     async def _later(self, call: Call, delay_s: float, key: str | None) -> Begun:
         known = self.functions.functions.get(call.function)
-        is_pinned = call.chosen is not None and version_of(call.chosen.attributes) not in (0, self.deployed.number)
-        if known is None and not is_pinned:  # else only the log would ever learn of it
+        if known is None and not self.deployed.version_for(call):  # else only the log would ever learn of it
             raise NoSuchFunction(f"no function is named {call.function}")
         if known is not None and known.streams:
             raise no_stream(call.function)

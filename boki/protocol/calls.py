@@ -69,6 +69,9 @@ asks for the one that runs where the call is accepted."""
 REPLAYED = "boki:replayed"
 """The attribute of calls whose caller knows the function by its name alone: whether a library replays its body. Where
 the call is accepted the function is known, and says so (`FunctionInfo.to_be_logged`); False: it is not known there."""
+ANY_VERSION = "boki:any_version"
+"""The attribute of attendants that are not pinned, and for which calls of earlier versions may wait: where the version
+that runs has no such function any more, they run with the newest one that has it."""
 
 
 def version_of(attributes: Mapping[str, Attribute] | None) -> int:

@@ -13,10 +13,10 @@ import pytest
 from boki.books.calls.runs import is_refusal
 from boki.dispatch.server import deployed
 from boki.errors import Unavailable
-from boki.protocol.calls import Payload
-from tests.books.calls.call_world import failing
-from tests.dispatch.test_deployed import SAYS, bundle, system
-from tests.engine.host import TIMEOUT_S, Gate, drive
+from boki.protocol.calls import ANY_VERSION, PINNED, ChosenId, Payload
+from tests.books.calls.call_world import FaultyPort, a_call, failing
+from tests.dispatch.test_deployed import SAYS, Watched, bundle, system
+from tests.engine.host import TIMEOUT_S, Gate, Host, drive
 
 HOLDS = """
 @function(concurrency=1, max_workers=1)
@@ -141,4 +141,35 @@ def test_what_is_being_unpacked_is_not_removed(tmp_path: Path, monkeypatch: pyte
         assert seen[:3] == ["waited", "written", "removed"]
 
     unpack = deployed._write
+    drive(test())
+
+
+def test_an_attendant_whose_function_has_left_runs_with_the_newest_version_that_has_it(tmp_path: Path) -> None:
+    """Calls that are pinned to earlier versions wait for it. Any other call of that function fails for good."""
+
+    async def test() -> None:
+        async with system(tmp_path) as made:
+            for number, content in enumerate([*map(SAYS.format, ("one", "two")), HOLDS.format("three")], 1):
+                await made.deploy(bundle(app=content))
+                await made.deployed.until(number)
+            call = msgspec.structs.replace(a_call(1, "says"), payload=Payload("bytes", b""))
+            for attributes, version in (({ANY_VERSION: True}, 2), ({PINNED: 1}, 1), ({PINNED: 3}, 0), ({}, 0)):
+                chosen = ChosenId("start", attributes=attributes)
+                assert made.deployed.version_for(msgspec.structs.replace(call, chosen=chosen)) == version
+            there = msgspec.structs.replace(
+                call, function="holds", chosen=ChosenId("start", attributes={ANY_VERSION: True})
+            )
+            assert made.deployed.version_for(there) == 0
+        host = Host(None)
+        later = Watched(FaultyPort(made.log), host, made.folder, make_host=lambda: Host(None))
+        try:
+            await host.start()
+            await later.start()
+            attends = msgspec.structs.replace(call, chosen=ChosenId("start", attributes={ANY_VERSION: True}))
+            assert (await later.run(attends)).result == Payload("text", b"two")
+            assert (await later.run(call)).failure is not None
+        finally:
+            await later.stop()
+            await host.stop(0)
+
     drive(test())

@@ -12,6 +12,7 @@ import pytest
 from boki.books.functions.bundle import File, pack_files
 from boki.client import Client
 from boki.errors import CallLost, InvalidArgument, NotFound
+from boki.libs.bokiflow import FlowClient
 from tests.node.cluster import DEFAULT, Cluster, cluster
 
 APP = """
@@ -145,5 +146,61 @@ def test_calls_outlive_their_engine(tmp_path: Path, zookeeper: str, chroot: str)
             assert (await client.invocation(later, wait_s=30)).state == "done"
             ran = await client.logbook("slow").read("ran")
             assert len(ran.records) == 2
+
+    run(body())
+
+
+TURNS = """
+import asyncio
+from pathlib import Path
+
+from boki.libs.bokiflow import Limit, step, workflow
+
+
+@step
+async def stays(folder: str) -> None:
+    (Path(folder) / "begun").touch()
+    while not (Path(folder) / "go").exists():
+        await asyncio.sleep(0.02)
+
+
+@step
+async def kill(flow_id: str) -> None:
+    await turns.handle(step.ctx, flow_id).kill()
+
+
+@workflow(book="turns", limit=Limit(concurrency=1))
+async def turns(folder: str) -> None:
+    await stays(folder)
+
+
+@workflow(book="turns")
+async def kills(folder: str) -> None:
+    await stays(folder)
+    await kill("second")
+"""
+
+
+def test_workflows_have_their_turn_and_are_killed_when_their_function_has_left(
+    tmp_path: Path, zookeeper: str, chroot: str
+) -> None:
+    """They are pinned to the version that has it, and what lets them begin and closes them runs with that one, too."""
+
+    async def body() -> None:
+        async with cluster(tmp_path, zookeeper, chroot, *DEFAULT) as nodes, await opened(nodes) as client:
+            await client.deploy(bundle("one", turns=TURNS))
+            flows, calls, folders = FlowClient(client), [], [tmp_path / name for name in ("first", "second", "killer")]
+            for folder, workflow in zip(folders, ("turns", "turns", "kills"), strict=True):
+                folder.mkdir()
+                handle = await flows.start(workflow, str(folder), id=folder.name)
+                calls.append((await handle.status()).invocation_id)
+            await until_exists(nodes, folders[0] / "begun")
+            await client.deploy(bundle("two"))
+            assert await client.invoke("version") == "two"
+            (folders[0] / "go").touch()
+            await until_exists(nodes, folders[1] / "begun")
+            (folders[2] / "go").touch()
+            states = [(await client.invocation(call, wait_s=30)).state for call in (calls[0], calls[2], calls[1])]
+            assert states == ["done", "done", "cancelled"]
 
     run(body())

@@ -29,7 +29,7 @@ from boki.dispatch.server.until_gone import run_until_gone
 from boki.errors import BokiError, CorruptData, InvalidArgument, NoSuchFunction, NotFound, Trimmed, Unavailable
 from boki.log.limits import DEFAULT_LIMITS, Limits
 from boki.protocol.call_messages import ActivateBundle, BundleActivated
-from boki.protocol.calls import Call, ModuleInfo, Outcome, version_of
+from boki.protocol.calls import ANY_VERSION, Call, ModuleInfo, Outcome, version_of
 from boki.retry import Backoff
 
 _log = logging.getLogger("boki.functions")
@@ -107,18 +107,18 @@ class DeployedFunctions:
         """Run a logged call. A function that is unknown here may be one of the version that is still to run: then the
         call is refused for now (`Unavailable`). It was accepted, so it must not fail permanently.
 
-        A call that is pinned to another version runs with that one. If that is not kept, or is damaged, what runs here
+        A call of another version (`version_for`) runs with that one. If that is not kept, or is damaged, what runs here
         takes the call: a workflow then compares its history with the code, and stops where they differ.
         """
-        pinned = version_of(None if call.chosen is None else call.chosen.attributes)
-        if pinned and pinned != self.number and self._earlier is not None:
-            functions = next((kept.functions for kept in self._versions.kept if kept.number == pinned), ())
+        other = self.version_for(call)
+        if other and self._earlier is not None:
+            functions = next((kept.functions for kept in self._versions.kept if kept.number == other), ())
             try:
-                return await self._earlier.call(pinned, call, has_function=call.function in functions)
+                return await self._earlier.call(other, call, has_function=call.function in functions)
             except (NotFound, Trimmed, CorruptData) as error:
-                _log.warning("call %s is pinned to a version that cannot be had: %s", call.id, error)
+                _log.warning("call %s runs with a version that cannot be had: %s", call.id, error)
             except OSError as error:
-                raise Unavailable(f"version {pinned} of the functions cannot be run here now: {error}") from None
+                raise Unavailable(f"version {other} of the functions cannot be run here now: {error}") from None
         if call.function not in self._functions.functions and self._is_due(call.function):
             raise _not_yet(call)
         before = self._functions.functions_number
@@ -127,6 +127,18 @@ class DeployedFunctions:
         if is_unknown and before != self._functions.functions_number and self._is_due(call.function):
             raise _not_yet(call)  # it was queued when the version that had it was replaced
         return outcome
+
+    def version_for(self, call: Call) -> int:
+        """The version that the call runs with, if that is another one than runs here, else 0: the one that it is pinned
+        to; or the newest one that has its function, for an attendant whose function has left: see `ANY_VERSION`.
+        """
+        attributes = {} if call.chosen is None else call.chosen.attributes
+        pinned = version_of(attributes)
+        if pinned or ANY_VERSION not in attributes:
+            return 0 if pinned == self.number else pinned
+        if call.function in self._functions.functions or self._is_due(call.function):
+            return 0
+        return max((kept.number for kept in self._versions.kept if call.function in kept.functions), default=0)
 
     @property
     def is_held_back(self) -> bool:

@@ -23,6 +23,7 @@ from boki import (
     WrongState,
 )
 from boki.extending import (
+    ANY_VERSION,
     ATTENDS,
     OVER,
     PINNED,
@@ -425,7 +426,7 @@ class Handle(Generic[R]):
 def closer_of(state: InvocationState) -> Beginning:
     """The call that closes the children of a workflow which is to be killed: see `boki.libs.bokiflow.closing`."""
     closer = invocation_id_of("close", state.id, str(state.accepted_us))
-    attributes: dict[str, Attribute] = {ATTENDS: CLOSER}
+    attributes: dict[str, Attribute] = {ATTENDS: CLOSER, ANY_VERSION: True}
     run = Payload("text", f"{state.id} {state.accepted_us}".encode())
     return Beginning(state.function, state.book, closer, "close", "", attributes, run, if_running="use", if_ended="use")
 

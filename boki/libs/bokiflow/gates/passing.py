@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Final, NoReturn
 
 from boki import BokiError, ConditionFailed, Context, Expect
-from boki.extending import ATTENDS, CallsById, Suspend, WakeOn, changes_of
+from boki.extending import ANY_VERSION, ATTENDS, CallsById, Suspend, WakeOn, changes_of
 from boki.libs.bokiflow.attending import Attending
 from boki.libs.bokiflow.beginning import has_ended
 from boki.libs.bokiflow.clocks import clock_of
@@ -95,7 +95,7 @@ async def _start_attendant(ctx: Context, workflow: str, gate_id: str) -> None:
         if_ended="again",
         book=ctx.logbook.name,
         name="boki:gate",
-        attributes={ATTENDS: "gate"},
+        attributes={ATTENDS: "gate", ANY_VERSION: True},
     )
 
 
