@@ -28,7 +28,7 @@ _TRIMS_TO_CARRY: Final = 8
 _CARRIED_TOGETHER: Final = 32
 _ASKED_TOGETHER: Final = 1_000
 _ENDS_OF_ONE: Final = 1_000
-"""Maximum number of ends that are kept for one unfinished call, the newest: a workflow may run for years."""
+"""Maximum number of ends that one trim keeps for one unfinished call, the newest: a workflow may run for years."""
 
 
 class Trimmer:
@@ -75,7 +75,11 @@ class Trimmer:
 
     async def _keep_ends_for(self, parent: str, below: int) -> None:
         kept = 0
-        while kept < _ENDS_OF_ONE and (page := await self._book.ended(ends_tag(parent), below, 0, _CARRIED_TOGETHER)):
+        while kept < _ENDS_OF_ONE:
+            limit = min(_CARRIED_TOGETHER, _ENDS_OF_ONE - kept)
+            page = await self._book.ended(ends_tag(parent), below, 0, limit)
+            if not page:
+                return
             below = page[-1][1].seqnum
             kept += len(page)
             await asyncio.gather(*(self._keep_end(*each) for each in page if each[0].reports_to == parent))

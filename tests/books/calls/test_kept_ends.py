@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from boki.books.calls import trimming
 from boki.errors import NoSuchInvocation
 from boki.protocol.calls import ATTENDS, Attribute, Call, CallFilter, ChosenId, Payload
 from tests.books.calls.call_world import CallWorld, Gate, a_call, run
@@ -61,6 +62,30 @@ def test_an_end_is_kept_for_the_call_that_it_reports_to() -> None:
         await hours_pass(world, first=300, hours=4)
         with pytest.raises(NoSuchInvocation):
             await world.calls.state(child.id)
+        await world.calls.stop()
+
+    run(scenario())
+
+
+def test_of_one_call_the_newest_ends_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A workflow that runs for years may have thousands of children that have ended."""
+    monkeypatch.setattr(trimming, "_ENDS_OF_ONE", 2)
+
+    async def scenario() -> None:
+        world = CallWorld()
+        gate = world.bodies["parent"] = Gate()
+        await world.start(keep_s=KEEP_S)
+        await world.calls.accept(chosen(1, "parent"))
+        await gate.started.wait()
+        for number in (2, 3, 4):
+            await world.calls.accept(chosen(number, reports_to=a_call(1).id))
+            await world.calls.state(a_call(number).id, wait_s=1)
+        await hours_pass(world, first=100, hours=4)
+        with pytest.raises(NoSuchInvocation):
+            await world.calls.state(a_call(2).id)
+        for number in (3, 4):
+            assert (await world.calls.state(a_call(number).id)).state == "done"
+        gate.opened.set()
         await world.calls.stop()
 
     run(scenario())

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import Any
 
+import msgspec
 import pytest
 
 import boki.testing
 from boki import Context, function
+from boki.extending import REPLAYED, Function, Payload
 from boki.libs.bokiflow import flow, step, workflow
 from boki.libs.bokiflow.handles import Handle
 from boki.libs.bokiflow.records import inbox_tag, journal_tag
+from boki.libs.bokiflow.work import CHILD, child_of
+from boki.protocol.calls import Call, ChosenId
 
 pytestmark = pytest.mark.usefixtures("each_mode")
 
@@ -151,3 +157,15 @@ async def test_what_a_killed_run_of_a_schedule_leaves_is_trimmed(boki_context: b
     assert killed
     await days_pass(boki_context)
     assert [await records_of(boki_context, one) for one in killed] == [0] * len(killed)
+
+
+@pytest.mark.parametrize(("target", "policy"), [(kid, "cancel"), (stopped, "kill")])
+def test_an_engine_knows_what_is_called_by_name(target: Callable[..., Any], policy: str) -> None:
+    """Where a call is accepted, its function says whether it can be asked to end; others are not asked."""
+    info = Function.of(target).info
+    chosen = ChosenId("s", attributes={CHILD: "3 cancel", REPLAYED: False})
+    call = Call("0" * 32, info.name, Payload("bytes", b""), "b", 1, chosen=chosen)
+    logged = info.to_be_logged(call).chosen
+    assert logged is not None
+    assert child_of(logged.attributes) == (3, policy)
+    assert info.to_be_logged(msgspec.structs.replace(call, chosen=None)).chosen is None
