@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,13 +12,11 @@ import boki.testing
 from boki import BokiError, ConfigError, InvalidArgument
 from boki.extending import CallsById
 from boki.libs.bokiflow import Handle, Limit, WorkflowCancelled, flow, workflow
-from boki.libs.bokiflow.attending import Attending
 from boki.libs.bokiflow.face import queues as face_queues
 from boki.libs.bokiflow.face.queues import Place, Queues
 from boki.libs.bokiflow.gates.marks import gate_id_of
 from boki.libs.bokiflow.gates.records import Admission, Asked, GateNote, gate_tag
 from boki.libs.bokiflow.gates.state import Gate
-from boki.log.limits import Limits
 from tests.libs.bokiflow.crashes import after_each_loss
 
 RAN: list[str] = []
@@ -401,30 +398,3 @@ def test_a_workflow_that_is_started_again_keeps_its_place() -> None:
     decided = gate.decide(20)
     assert decided is not None
     assert (decided.ended, decided.admitted) == (("a1",), ("a2",))
-
-
-@workflow(limit=Limit(concurrency=1))
-async def one_at_a_time(seconds: int) -> None:
-    await flow.sleep(seconds)
-
-
-async def test_a_queue_that_no_record_holds_is_left_as_every_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is to be decided until one ends, so nothing runs, and the queue moves on when it does."""
-    runs: list[int] = []
-    attend = Attending.run
-
-    async def counted(self: Attending[Any, Any], recover: Callable[[], Awaitable[None]]) -> None:
-        runs.append(1)
-        await attend(self, recover)
-
-    monkeypatch.setattr(Attending, "run", counted)
-    async with boki.testing.context(limits=Limits(record_bytes=8_192)) as ctx:
-        handles = [await one_at_a_time.start(ctx, 1_000, id=str(number)) for number in range(80)]
-        await ctx.clock.advance(10)
-        before = len(runs)
-        await ctx.clock.advance(500)
-        assert len(runs) == before
-        await handles[0].result()
-        await ctx.clock.advance(10)
-        notes = [(await handle.status()).note for handle in handles[1:3]]
-        assert [note.startswith("waits for its turn") for note in notes] == [False, True], notes

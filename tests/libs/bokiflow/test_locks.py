@@ -17,7 +17,6 @@ from boki.libs.bokiflow.hooks import installed
 from boki.libs.bokiflow.locks import watching
 from boki.libs.bokiflow.locks.state import Freed, LockNote, LockQueue, LockRequest, Queued, Wanted, lock_tag
 from boki.libs.bokistore import Store
-from boki.log.limits import Limits
 from boki.testing import flows
 from tests.libs.bokiflow.classes.state import two_locks
 from tests.libs.bokiflow.crashes import NO_DEATH, AroundSteps, World, after_each_loss, all_deaths
@@ -470,16 +469,6 @@ async def test_the_records_of_a_lock_are_trimmed(boki_context: boki.testing.Cont
     ctx = boki_context
     assert await (await often.start(ctx, 100)).result() == 100
     assert len((await ctx.logbook.read(lock_tag("room"))).records) < 130
-
-
-async def test_a_queue_that_no_record_holds_is_left_as_every_other() -> None:
-    """Writing down the whole queue keeps it short to read, and nothing depends on it."""
-    async with boki.testing.context(limits=Limits(record_bytes=8_192)) as ctx:
-        handles = [await visitor.start(ctx, {}, id=f"{number:0100}") for number in range(80)]
-        tokens = [await handle.result() for handle in handles]
-        assert tokens == sorted(tokens)
-        assert len((await ctx.logbook.read(lock_tag("room"), limit=200)).records) < 130, "it was written down later"
-        await (await visitor.start(ctx, {}, id="later")).result()
 
 
 def asks(name: str, age: int) -> LockRequest:
