@@ -145,7 +145,7 @@ def test_what_is_being_unpacked_is_not_removed(tmp_path: Path, monkeypatch: pyte
 
 
 def test_an_attendant_whose_function_has_left_runs_with_the_newest_version_that_has_it(tmp_path: Path) -> None:
-    """Calls that are pinned to earlier versions wait for it. Any other call of that function fails for good."""
+    """Calls that are pinned to earlier versions wait for it. Any other call of that function fails permanently."""
 
     async def test() -> None:
         async with system(tmp_path) as made:
