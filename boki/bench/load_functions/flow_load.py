@@ -147,7 +147,7 @@ async def flow_load(ctx: Context, load: FlowLoad) -> Round:
 
 @function(book=BOOK, timeout_s=600)
 async def group_load(ctx: Context, load: FlowLoad) -> Round:
-    """Append groups of the size of a whole workflow of pure steps: so many records, under new tags, on conditions."""
+    """Append groups of as many records as a whole workflow of pure steps has, under new tags, on conditions."""
     numbers = count()
 
     async def run(_caller: int) -> None:

@@ -12,7 +12,6 @@ execution ends by `Suspend`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from contextlib import suppress
 from contextvars import Context as Variables
 from contextvars import copy_context
@@ -21,6 +20,7 @@ from typing import Any, Final
 
 from boki import BokiError, Context
 from boki.extending import CallsById, Payload, Suspend
+from boki.libs.bokiflow.background import Background
 from boki.libs.bokiflow.body import Body, ContinueAsNew
 from boki.libs.bokiflow.carrying import Carrier
 from boki.libs.bokiflow.clocks import FlowClock, FlowTimer, clock_of
@@ -92,7 +92,7 @@ class Execution:
         )
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = self._loop.create_future()
-        self._background: set[asyncio.Task[None]] = set()
+        self._background = Background(self._loop, self.end, self.turn)
         self._leaving = Leaving(self, run_time, self._clock, self.machine, self.journal, self._carrier, self._keeper)
         self._early_us = run_time.early_us(_LISTEN_US)
         self._timer: FlowTimer | None = None
@@ -172,9 +172,7 @@ class Execution:
                 timer.cancel()
         self._leaving.close()
         ending = self._carrier.close()
-        for task in self._background:
-            task.cancel()
-        ending |= self._background
+        ending |= self._background.cancel()
         await self._keeper.close()
         await self.inbox.close()
         waited = {future for future in ending if isinstance(future, asyncio.Task) and not future.done()}
@@ -298,7 +296,7 @@ class Execution:
         if machine.is_over and not self._waits_to_continue:
             if hooks().replays:
                 self.journal.flush()
-            if self.journal.is_sent_firm and not machine.mailbox.answers and not self._background:
+            if self.journal.is_sent_firm and not machine.mailbox.answers and not self._background.count:
                 self.end()
             return
         self.journal.flush_firm()
@@ -330,6 +328,11 @@ class Execution:
         """Whether it has come to an end of whatever kind."""
         return self._ended.done()
 
+    @property
+    def background(self) -> Background:
+        """See `Shell`."""
+        return self._background
+
     def die(self) -> None:
         """A test wants this process to be lost: what is not durable by now never happened."""
         self._suspend = Suspend(self._clock.now_us() + 1, note="lost, for a test")
@@ -349,7 +352,7 @@ class Execution:
 
     def _replays(self) -> bool:
         """Whether a test wants a replay now: after a record, while nothing runs that would run again."""
-        is_alone = self._carrier.is_idle and not self._background
+        is_alone = self._carrier.is_idle and not self._background.count
         is_alone = is_alone and not self._keeper.is_busy and self.machine.is_live
         return hooks().replays and is_alone and self.journal.place > self._history.place and self.journal.is_quiet
 
@@ -391,25 +394,7 @@ class Execution:
         mailbox = self.machine.mailbox
         if mailbox.answers and self._keeper.make_certain():
             answers, mailbox.answers = mailbox.answers, []  # those that come until the task begins are not certain yet
-            self.spawn(self._carrier.answer(answers))
-
-    @property
-    def background_count(self) -> int:
-        """How much is under way beside the steps and the journal."""
-        return len(self._background)
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do this beside; when it has ended, look what is to be done."""
-        task: asyncio.Task[None] = self._loop.create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._on_background)
-
-    def _on_background(self, task: asyncio.Task[None]) -> None:
-        self._background.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.end(error)
-        else:
-            self.turn()
+            self._background.spawn(self._carrier.answer(answers))
 
     # timers and rest
 
@@ -437,7 +422,7 @@ class Execution:
         """Whether there is nothing to do but to wait."""
         if (self._carrier.held and not self._pause.reason) or self._keeper.is_busy:
             return False
-        if self._carrier.is_under_way or self._background:
+        if self._carrier.is_under_way or self._background.count:
             return False
         return self.journal.is_firm and (not self.machine.is_over or self._waits_to_continue)
 
@@ -461,7 +446,7 @@ class Execution:
             if self._events != events or (due_us and due_us <= now_us + _LINGER_US and not self._pause.reason):
                 self._plan_rest()
             else:
-                self.spawn(self._try_to_rest(events, self._carrier.attempt_count))
+                self._background.spawn(self._try_to_rest(events, self._carrier.attempt_count))
 
         linger_us = 0 if self._pause.reason else _LINGER_US
         self._rest_timer = self._clock.call_at(self._clock.now_us() + linger_us, look)

@@ -14,13 +14,14 @@ A run that passes its deadline all the same, such as while no log can be had, is
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from math import inf
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from boki import Context, DeadlineExceeded
 from boki.extending import CallsById, Suspend
+from boki.libs.bokiflow.background import Background
 from boki.libs.bokiflow.carrying import Carrier
 from boki.libs.bokiflow.clocks import FlowClock, FlowTimer, clock_of
 from boki.libs.bokiflow.journal import JournalWriter
@@ -96,9 +97,6 @@ class Shell(Protocol):
     def turn(self) -> None:
         """Look what is to be done."""
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do this beside; it is one of what is under way in the background."""
-
     def give_way(self, note: str) -> None:
         """End the execution by a suspension that is over at once."""
 
@@ -107,8 +105,8 @@ class Shell(Protocol):
         """Whether it has."""
 
     @property
-    def background_count(self) -> int:
-        """How much is under way beside."""
+    def background(self) -> Background:
+        """What it does next to steps and journal."""
 
 
 class Leaving:
@@ -163,7 +161,7 @@ class Leaving:
         self.holds = self.holds or is_quiet or self._run_time.begins_nothing
         if is_quiet and not self._is_under_way:
             self._is_under_way = True
-            self._shell.spawn(self._leave())
+            self._shell.background.spawn(self._leave())
         elif self.holds:
             self._carrier.hold()
         return is_quiet
@@ -175,7 +173,7 @@ class Leaving:
         if machine.is_over or machine.halted is not None or machine.mailbox.answers:
             return False
         is_busy = self._carrier.is_under_way or self._keeper.is_writing
-        return not is_busy and self._shell.background_count <= self._is_under_way
+        return not is_busy and self._shell.background.count <= self._is_under_way
 
     async def _leave(self) -> None:
         """Have all that is recorded be durable, and suspend the call for a moment."""
