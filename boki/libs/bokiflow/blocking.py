@@ -292,6 +292,10 @@ class BlockingFlow:
         """See `Flow.compensate`."""
         waiting.compensate(undo, *args, **kwargs)
 
+    def forget_compensations(self) -> None:
+        """See `Flow.forget_compensations`."""
+        waiting.forget_compensations()
+
     def patched(self, name: str) -> bool:
         """See `Flow.patched`."""
         return waiting.patched(name)

@@ -237,6 +237,10 @@ class Body:
         """Have this be run if the workflow fails from here on."""
         self._compensations.append((fn, args, kwargs))
 
+    def forget_compensations(self) -> None:
+        """See `flow`."""
+        self._compensations.clear()
+
     # determinism
 
     def now(self) -> datetime:
@@ -284,8 +288,8 @@ class Body:
         if self._compensations:
             names = ", ".join(dict.fromkeys(_name_of(fn) for fn, _, _ in self._compensations))
             raise WrongState(
-                f"workflow {machine.name} cannot continue as new: it would forget its compensations ({names}). Have a "
-                "child workflow do what is to be undone, which ends with it: await flow.call(...)"
+                f"workflow {machine.name} cannot continue as new: it would forget its compensations ({names}). If "
+                "what was done stays, say flow.forget_compensations(), else have a child workflow do it: flow.call(...)"
             )
         handlers = mailbox.running_handlers
         if handlers:  # what they still do would not be in the payload, and their updates would be answered

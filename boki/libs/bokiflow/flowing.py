@@ -269,6 +269,10 @@ class Flow:
         """Undo what was done: if the workflow fails or is cancelled from here on, `undo` is run, the latest first."""
         body_of("flow.compensate").compensate(undo, args, dict(kwargs))
 
+    def forget_compensations(self) -> None:
+        """What was done so far stays: from here on nothing of it is undone. For a point of no return."""
+        body_of("flow.forget_compensations").forget_compensations()
+
     def patched(self, name: str) -> bool:
         """Whether the body is to do what it does since the change of that name.
 
@@ -281,8 +285,8 @@ class Flow:
 
         Long is `@workflow(continue_after=...)` steps, timers and calls; messages do not count, so a body that does
         nothing but take them calls `continue_as_new`. Call it where nothing is under way, as at the top of a loop:
-        tasks that the body has started and not awaited are cancelled. It does nothing while a handler runs, and once
-        `compensate` was called.
+        tasks that the body has started and not awaited are cancelled. It does nothing while a handler runs, and while
+        compensations stand.
         """
         body = body_of("flow.continue_if_long")
         if body.is_long:
@@ -292,8 +296,8 @@ class Flow:
         """Begin again with this payload, under the same id, and with an empty journal.
 
         Messages that were not taken before are kept for that, also those that come while the body is unwound.
-        `UnfinishedHandlers` while handlers are running: see `all_handlers_finished`. `WrongState` once `compensate` was
-        called, because what it has noted would be forgotten.
+        `UnfinishedHandlers` while handlers are running: see `all_handlers_finished`. `WrongState` while
+        compensations stand, which would be forgotten: see `forget_compensations`.
         """
         body = body_of("flow.continue_as_new")
         if body.joined is None and open_transaction() is not None:

@@ -442,6 +442,9 @@ async def saga(how: str) -> str:
         return "forgotten"
     await flow.sleep(1)
     flow.compensate(undo, how)
+    if how == "stays":
+        flow.forget_compensations()
+        flow.continue_as_new("again")
     if how == "now":
         flow.continue_as_new("again")
     flow.continue_if_long("again")
@@ -460,3 +463,5 @@ async def test_a_continuation_forgets_nothing_that_is_to_be_undone(boki_context:
         await (await saga.start(boki_context, "fails")).result()
     assert UNDONE == ["now", "fails"]
     assert await (await saga.start(boki_context, "long")).result() == "long"
+    assert await (await saga.start(boki_context, "stays")).result() == "forgotten"
+    assert UNDONE == ["now", "fails"]
