@@ -128,6 +128,19 @@ def test_a_selection_has_the_same_records_and_nothing_else(book: str, groups: li
     selected.verify_payloads()
 
 
+@given(st.integers(1, 400), st.integers(1, 3), st.data())
+def test_a_selection_of_a_big_chunk_is_as_large_as_its_records(count: int, tags: int, data: st.DataObject) -> None:
+    """A reader of one object of many that were written together is not sent the names of all others."""
+    chunk = Chunk(
+        encode_chunk("book", [Group([(b"x" * 20, [f"!o:{i}:{n}" for n in range(tags)])]) for i in range(count)])
+    )
+    start = data.draw(st.integers(0, count - 1))
+    stop = data.draw(st.integers(start + 1, count))
+    for indexes in (range(start, stop), range(start, stop, 2)):
+        alone = encode_chunk("book", [Group([(chunk.payload(i), chunk.tags(i))]) for i in indexes])
+        assert len(chunk.select(indexes)) <= 4 * len(alone)
+
+
 @given(names, many_groups, st.sets(st.integers(0, 15)), st.sets(st.integers(0, 15)))
 def test_freeing_takes_payloads_and_nothing_else(
     book: str, groups: list[Group], first: set[int], second: set[int]
