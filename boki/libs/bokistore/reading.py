@@ -28,6 +28,10 @@ LEAVE_VIEW_AFTER: Final = 16
 SAVE_AFTER: Final = 256
 """An object is saved when a process has applied this many records since it began with a view of it."""
 MAX_AUXDATA_BYTES: Final = 60_000
+FIRST_RECORDS: Final = 16
+"""Maximum number of records that a reader asks for before it knows whether there is something better to begin with."""
+MAX_WHOLE: Final = 256
+"""Maximum number of objects that are opened so at once: one comparison has a limit, too."""
 _LOOKS: Final = 3
 """Reads after which a transaction no longer waits for others of its process."""
 _LOOK_S: Final = 0.005
@@ -53,6 +57,10 @@ class Reader:
         """How the book's maps were made (`maps`). It counts until a row was overtaken: the book may have been deleted.
         """
         self._other = other or (lambda name: Reader(Rows(), name))
+        self._begins_whole = True
+        """Whether objects are opened with their first records: of those that were opened last, most began with them.
+        Where they begin with checkpoints, these records would be read for nothing.
+        """
 
     def is_listed(self, name: str) -> bool:
         """Whether the object is known to exist, and to be in the list of names."""
@@ -63,13 +71,12 @@ class Reader:
 
     def catch_up(self, name: str) -> Steps[tuple[Row, int]]:
         """Read what is new of an object; its row, and the seqnum below which all of it has been seen by this caller."""
-        row = self.rows.find(name)
+        row, seen_to = self.rows.find(name), 0
+        begins = row is None or not row.replayed
         if row is None:
-            row = yield from self._open(name)
-            if self.is_far:
-                return row, row.known_to  # a view that the gateway has just read
-        begins = not row.replayed
-        row, seen_to = yield from self._read_on(row, None)
+            row, seen_to = yield from self._open(name)
+        if not seen_to:
+            row, seen_to = yield from self._read_on(row, None)
         if begins and row.replayed >= LEAVE_VIEW_AFTER:
             yield from self._leave_view(row)
         return row, seen_to
@@ -86,7 +93,9 @@ class Reader:
     def begin(self, name: str) -> Steps[Row]:
         """The row of an object, from wherever it begins; `Trimmed`: a fork needs what the other book no longer has."""
         row = self.rows.find(name)
-        return row if row is not None else (yield from self._open(name))
+        if row is None:
+            row, _ = yield from self._open(name)
+        return row
 
     def begin_with(self, name: str) -> Steps[int]:
         """`catch_up` of the first object of a transaction, and of those that the last one which began with it has used:
@@ -154,7 +163,7 @@ class Reader:
             if row.is_overtaken(page, start) or row.is_inherited(origins):
                 self.shapes.clear()
                 self.rows.drop(name)
-                row = yield from self._open(name, page.first_seqnum)
+                row, _ = yield from self._open(name, floor=page.first_seqnum)
                 start = row.known_to
                 if stop is not None and start >= stop:
                     return row, stop
@@ -208,13 +217,59 @@ class Reader:
         if row.replayed >= self.save_after and not row.is_being_saved:
             self.due.add(row.name)
 
-    def _open(self, name: str, floor: int = 0) -> Steps[Row]:
-        """A row to begin with. `floor`: the lowest seqnum of the row that trims have left."""
+    def _open(self, name: str, stop: int | None = None, floor: int = 0) -> Steps[tuple[Row, int]]:
+        """A row to begin with, and the seqnum below which its caller has seen all of it, up to `stop`; 0: read on.
+        `floor`: the lowest seqnum of the row that trims have left.
+        """
         if self.is_far:
             [row] = yield from self._open_far([name], floor=floor)
-            return row
-        found: list[Record | None] = yield self._beginnings(name)
-        return (yield from self._begin(name, found, floor))
+            return row, row.known_to  # a view that the gateway has just read
+        opened = yield from self._open_all([name], stop, floor)
+        return opened[name]
+
+    def _open_all(self, names: Sequence[str], stop: int | None, floor: int = 0) -> Steps[dict[str, tuple[Row, int]]]:
+        """The same for several objects at once."""
+        opened: dict[str, tuple[Row, int]] = {}
+        if self._begins_whole and not floor and len(names) <= MAX_WHOLE:
+            opened = yield from self._open_whole(names, stop)
+        left = [name for name in names if name not in opened]
+        if not left:
+            return opened
+        found: list[Record | None] = yield tuple(tail for name in left for tail in self._beginnings(name))
+        whole_count = len(opened)
+        for number, name in enumerate(left):
+            last, checkpoint, origin = begins = found[3 * number : 3 * number + 3]
+            whole_count += checkpoint is None and origin is None and (last is None or last.auxdata is None)
+            opened[name] = (yield from self._begin(name, begins, floor)), 0
+        if not floor:
+            self._begins_whole = 2 * whole_count >= len(names)
+        return opened
+
+    def _open_whole(self, names: Sequence[str], stop: int | None) -> Steps[dict[str, tuple[Row, int]]]:
+        """Those of the objects that begin with their first record, opened with the first few: one round for most.
+
+        What was saved, trimmed or inherited does not. Compare and pages are answered at different moments, so a page
+        counts up to the moment at which there was neither a checkpoint nor a book that this one is a fork of.
+        """
+        rows = [*((checkpoints_tag(name), 0) for name in names), (ORIGIN, 0)]
+        pages = [ReadPage(row_tag(name), 0, stop, FIRST_RECORDS, book=self.book) for name in names]
+        lasts = [Tail(row_tag(name), book=self.book) for name in names]
+        found: list[Any] = yield (Compare(rows, self.book), *pages, *lasts)
+        compared: Compared | None = found[0]
+        opened: dict[str, tuple[Row, int]] = {}
+        if compared is None or len(names) in compared.changed:
+            return opened
+        for number, name in enumerate(names):
+            page, last = found[1 + number], found[1 + number + len(names)]
+            if number in compared.changed or page.first_seqnum:
+                continue
+            # the last record is of use where the first ones are not all: it may have a view of those in between
+            row = yield from self._begin(name, (None if page.is_end else last, None, None), 0)
+            known = _below(compared.next_start, page)
+            row.take(known)
+            self.measure(row)
+            opened[name] = row, known.next_start if known.is_end else 0
+        return opened
 
     def _open_far(self, names: Sequence[str], at: int = -1, floor: int = 0) -> Steps[list[Row]]:
         """Rows that begin with the gateway's views."""
@@ -248,9 +303,7 @@ class Reader:
             for first in range(0, len(cold), far.MAX_ASKED):
                 yield from self._open_far(cold[first : first + far.MAX_ASKED], seqnum)
         elif cold:
-            found: list[Record | None] = yield tuple(tail for name in cold for tail in self._beginnings(name))
-            for number, name in enumerate(cold):
-                yield from self._begin(name, found[3 * number : 3 * number + 3], 0)
+            yield from self._open_all(cold, _above(seqnum))
         rows = [row for name in names if (row := self.rows.find(name)) is not None and row.known_to <= seqnum]
         quiet = [row for row in rows if self._may_compare(row)]
         if quiet:
@@ -304,7 +357,7 @@ class Reader:
         """The object as of that seqnum. `Trimmed`: that is too long ago."""
         row = self.rows.find(name)
         if row is None:
-            row = yield from self._open(name)
+            row, _ = yield from self._open(name, _above(seqnum))
         view = row.at(seqnum)
         if view is None and row.known_to <= seqnum and row.newest.since <= seqnum:
             row, _ = yield from self._read_on(row, _above(seqnum))
