@@ -17,13 +17,14 @@ from boki.libs.bokiflow.digests import digest_of
 from boki.libs.bokiflow.joins import Base
 from boki.libs.bokiflow.records import Result
 from boki.libs.bokistore.json_values import MISSING, is_same
+from boki.libs.bokistore.overwriting import overwrite
 from boki.libs.bokistore.parts import Parts
 from boki.libs.bokistore.paths import Segments
 from boki.libs.bokistore.queries import Question as Query
 from boki.libs.bokistore.queries import ValueAt
 from boki.libs.bokistore.records import Author
 from boki.libs.bokistore.transactions import Transaction
-from boki.libs.bokistore.updates import Update
+from boki.libs.bokistore.updates import Set, Update
 from boki.libs.bokistore.way import Way
 from boki.libs.fold import steps
 from boki.libs.fold.outbox import Outbox
@@ -195,8 +196,13 @@ class WriteWork(StoreWork):
         self._expects = expects
         self.digest = digest_of((object_name, update, *(() if expects is None else expects)), {}, self.name)
 
-    def prepare(self, way: Way, author: Author) -> Steps[tuple[Transaction | None, Any]]:
-        """See `StoreWork`."""
+    def prepare(self, way: Way, author: Author) -> Steps[tuple[Committing | None, Any]]:
+        """See `StoreWork`. A whole object that is set comes to the same whatever it was: it is not read."""
+        update = self._update
+        if isinstance(update, Set) and not update.path and self._expects is None:
+            blind = yield from overwrite(way.reader, self._object, update, author, way.new_nonce)
+            if blind is not None:
+                return blind, None
         core = Transaction(way.reader, way.new_nonce(), author)
         if self._expects is not None:
             path, expected = self._expects

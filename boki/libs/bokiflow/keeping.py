@@ -192,6 +192,7 @@ class Keeper:
             found = await journal.commit(done, machine.seen, at_us, machine.began_us, out.records, when)
             if found is not None:
                 out.committed(found)
+                self._way.tend()
                 if hooks().dies("after", work.name):
                     return self._die
                 return partial(self._committed, done, at_us)

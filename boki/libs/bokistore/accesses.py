@@ -154,24 +154,12 @@ class Direct:
         if outcome.error is not None:
             raise of_object(outcome.error, name)
         if row.newest.value is not MISSING and not row.newest.is_listed:
-            yield from self._list(row)
+            yield from list_again(row, self._new_nonce(), self.author)
         return outcome.results[0]
 
     def _records(self, name: str, update: Update, nonce: bytes) -> list[NewRecord]:
         updates = with_names([(name, [update])], self._reader.is_listed)
         return write_records(updates, nonce, signed(self.author), is_transaction=False)
-
-    def _list(self, row: Row) -> Steps[None]:
-        """Put into the list what was deleted by others while this process took it for there, and so is not in it.
-
-        If this is cut off or refused, the next write of the object does it.
-        """
-        entry = entry_of(row.name)
-        if entry is not None:
-            updates: list[Update] = [Set(entry[1:], b"true")]
-            records = write_records([(entry[0], updates)], self._new_nonce(), self.author, is_transaction=False)
-            with suppress(BokiError):
-                yield from steps.append(records, when=[Expect(row_tag(row.name), last_seqnum=row.newest.last)])
 
     def _outcome_of(self, name: str, seqnum: int, update: Update, nonce: bytes, key: str | None) -> Steps[Outcome]:
         """What the log says of a write at that seqnum: of this one, or of the first one under its key."""
@@ -197,3 +185,16 @@ class Direct:
             raise key_expired(key, self._reader.book, seqnum) from None
         _, _, outcome = step(before, name, record)
         return outcome
+
+
+def list_again(row: Row, nonce: bytes, author: Author) -> Steps[None]:
+    """Put into the list what was deleted by others while this process took it for there, and so is not in it.
+
+    If this is cut off or refused, the next write of the object does it.
+    """
+    entry = entry_of(row.name)
+    if entry is not None:
+        updates: list[Update] = [Set(entry[1:], b"true")]
+        records = write_records([(entry[0], updates)], nonce, author, is_transaction=False)
+        with suppress(BokiError):
+            yield from steps.append(records, when=[Expect(row_tag(row.name), last_seqnum=row.newest.last)])

@@ -16,6 +16,7 @@ from boki.libs.bokistore.saving import save
 from boki.libs.bokistore.views import Rows
 from boki.libs.fold import steps
 from boki.libs.fold.recent import Recent
+from boki.libs.fold.steps import Steps
 
 NONCE_BYTES: Final = 12
 READERS_KEPT: Final = 128
@@ -48,21 +49,26 @@ class Memory:
         for reader in self.readers:
             reader.rows.clear()
             reader.shapes.clear()
+            reader.is_plain = False
 
     def save_beside(self, reader: Reader, logbook: LogBook) -> None:
-        """Save the objects that are due, in tasks that no call waits for and that outlast it."""
-        for name in sorted(reader.due):
-            reader.due.discard(name)
+        """Save the objects that are due, and do what follows a write, in tasks that no call waits for and that outlast
+        it.
+        """
+        work = [*((name, save(reader, name)) for name in sorted(reader.due)), *reader.follow_ups]
+        reader.due.clear()
+        reader.follow_ups.clear()
+        for name, todo in work:
             detached = logbook.session.logbook(logbook.name, detached=True)
-            task = asyncio.get_running_loop().create_task(self._save(reader, name, detached))
+            task = asyncio.get_running_loop().create_task(self._work(todo, name, detached))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _save(self, reader: Reader, name: str, logbook: LogBook) -> None:
+    async def _work(self, todo: Steps[None], name: str, logbook: LogBook) -> None:
         try:
-            await steps.run(save(reader, name), logbook)
-        except BokiError as error:  # it is due again after as many updates
-            _log.info("object %s of book %s was not saved: %s", name, logbook.name, error)
+            await steps.run(todo, logbook)
+        except BokiError as error:  # it is due again after as many updates, or with the next write
+            _log.info("object %s of book %s was not saved or listed: %s", name, logbook.name, error)
 
     async def come_to_rest(self, patience_s: float | None = None) -> None:
         """Until nothing continues beside the calls, or for that long."""

@@ -56,6 +56,10 @@ class Reader:
         self.shapes: dict[str, Any] = {}
         """How the book's maps were made (`maps`). It counts until a row was overtaken: the book may have been deleted.
         """
+        self.is_plain = False
+        """Whether the book is known to be no fork, and never to become one. It counts as long as `shapes` do."""
+        self.follow_ups: list[tuple[str, Steps[None]]] = []
+        """What is to be done of an object after it was written, for whoever does that in the background."""
         self._other = other or (lambda name: Reader(Rows(), name))
         self._begins_whole = True
         """Whether objects are opened with their first records: of those that were opened last, most began with them.
@@ -125,7 +129,7 @@ class Reader:
 
     def is_own(self, row: Row | None) -> bool:
         """Whether this process takes the object for its own: it alone has changed it lately, as far as it knows."""
-        return row is not None and row.own_streak >= self.guess_after
+        return row is not None and row.own_streak >= self.guess_after and row.newest.last >= row.unsure_to
 
     def expect_news(self, names: Iterable[str]) -> None:
         """A condition on one of these objects has failed: read their rows, without asking first, and do not guess."""
@@ -162,6 +166,7 @@ class Reader:
                 page = yield from steps.page(read)
             if row.is_overtaken(page, start) or row.is_inherited(origins):
                 self.shapes.clear()
+                self.is_plain = False
                 self.rows.drop(name)
                 row, _ = yield from self._open(name, floor=page.first_seqnum)
                 start = row.known_to

@@ -121,6 +121,7 @@ class Row:
         "replayed",
         "saved",
         "together",
+        "unsure_to",
         "writing",
     )
 
@@ -155,6 +156,10 @@ class Row:
         """Number of last records that this process has written, with no other one between them."""
         self.writing = 0
         """Updates of this process whose place in the row it does not know yet."""
+        self.unsure_to = 0
+        """While the newest record that is known lies below this seqnum, a write of this process that did not read the
+        object is under way, or was not read yet.
+        """
         self._views = [base]
         self._brought = [0]
         """By view, about how many bytes it does not share with the view before it."""

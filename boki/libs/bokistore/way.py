@@ -29,6 +29,10 @@ class Way:
     async def run(self, work: Steps[R]) -> R:
         """Carry it out; then save what has grown, beside the call."""
         result = await steps.run(work, self.logbook)
-        if self.reader.due:
-            self._memory.save_beside(self.reader, self.logbook)
+        self.tend()
         return result
+
+    def tend(self) -> None:
+        """Save what has grown, and do what follows a write, beside the call."""
+        if self.reader.due or self.reader.follow_ups:
+            self._memory.save_beside(self.reader, self.logbook)

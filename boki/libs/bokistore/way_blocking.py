@@ -29,6 +29,10 @@ class Way:
     def run(self, work: Steps[R]) -> R:
         """Carry it out; then save what has grown, before it returns."""
         result = steps.run_blocking(work, self.logbook, lock=self._memory.lock)
-        if self.reader.due:
-            self._memory.save_now(self.reader, self.logbook)
+        self.tend()
         return result
+
+    def tend(self) -> None:
+        """Save what has grown, and do what follows a write, before it returns."""
+        if self.reader.due or self.reader.follow_ups:
+            self._memory.save_now(self.reader, self.logbook)

@@ -16,8 +16,10 @@ from boki.libs.bokiflow.blocking import flow as blocking_flow
 from boki.libs.bokiflow.keeping import Keeper
 from boki.libs.bokiflow.storing import FlowTransaction
 from boki.libs.bokistore import ConflictError, Store
+from boki.libs.bokistore.records import ORIGIN
 from boki.libs.bokistore.views import OWN_STREAK
-from tests.libs.bokiflow.crashes import World, after_each_death, in_run
+from boki.log.operations import Answer, Appended, Compare, Operation
+from tests.libs.bokiflow.crashes import NO_DEATH, AroundSteps, Death, DyingLog, World, after_each_death, all_deaths, in_run
 
 
 @step
@@ -298,23 +300,118 @@ async def blind(_: int) -> None:
     await flow.store.object("n").increment("")
 
 
-async def test_a_blind_write_counts_once_whatever_crashes() -> None:
-    """What the test before this one takes away."""
-    assert {await in_book(world, "n") async for world, _ in after_each_death(blind, 0)} == {1}
+@workflow
+async def puts(value: int) -> None:
+    await flow.store.write("n", value)
 
 
-async def raced() -> int:
-    """What two executions of one run that race have counted."""
-    async with boki.testing.context("test") as outer:
-        runs = [Function.of(blind).run(in_run(outer, 0), 0) for _ in range(2)]
-        await asyncio.gather(*runs)
-        found: int = await Store(outer).object("n").get()
-        return found
+async def made_of(ctx: boki.testing.Context) -> tuple[list[Any], list[str]]:
+    """The values that an object has had, and the names of the objects that there are."""
+    store = Store(ctx)
+    return [version.value async for version in store.history("n")], await store.objects()
 
 
-async def test_of_two_executions_that_race_one_writes() -> None:
+@pytest.mark.parametrize("writes", [blind, puts])
+async def test_a_blind_write_counts_once_whatever_crashes(writes: Any) -> None:
+    """What the test before this one takes away; also of a write that has no condition but that on the journal."""
+    async for world, _ in after_each_death(writes, 1):
+        async with boki.testing.context("test", log=world.log) as ctx:
+            assert await made_of(ctx) == ([1], ["n"])
+
+
+@pytest.mark.parametrize("writes", [blind, puts])
+async def test_of_two_executions_that_race_one_writes(writes: Any) -> None:
     """The condition on the journal decides, in the same append."""
-    assert await raced() == 1
+    async with boki.testing.context("test") as outer:
+        runs = [Function.of(writes).run(in_run(outer, 1), 1) for _ in range(2)]
+        await asyncio.gather(*runs)
+        assert await made_of(outer) == ([1], ["n"])
+
+
+class StoreLog(DyingLog):
+    """Notes what is asked of the store, and what is refused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[Operation] = []
+        self.refused_count = 0
+
+    def answer(self, operation: Operation, now_us: int) -> Answer:
+        tags = operation.tags if isinstance(operation, Compare) else [getattr(operation, "tag", None) or ""]
+        if any(tag.startswith("!o") for tag in tags):
+            self.asked.append(operation)
+        answer = super().answer(operation, now_us)
+        self.refused_count += len(answer.rejected) if isinstance(answer, Appended) else 0
+        return answer
+
+
+@workflow
+async def puts_many(n: int) -> None:
+    for number in range(n):
+        await flow.store.write(f"out:{number}", number)
+
+
+async def test_a_write_of_a_whole_object_is_one_append_and_no_read(each_mode: None) -> None:
+    """A process asks once whether its book is a fork; of the objects it asks nothing, before and after."""
+    world = World(log := StoreLog())
+    await world.run(puts_many, 5)
+    assert log.append_count == 5
+    assert log.asked == [Compare("test", (ORIGIN,), (0,))]
+    assert [await in_book(world, f"out:{number}") for number in range(5)] == list(range(5))
+
+
+@workflow
+async def puts_again(n: int) -> int:
+    for number in range(n):
+        await flow.store.write("n", number)
+        await flow.sleep(1)
+    found: int = await flow.store.read("n")
+    return found
+
+
+async def test_an_object_of_one_process_is_written_again_without_a_read() -> None:
+    """Once the process has read its own first writes of it, beside the workflow."""
+    async with boki.testing.context("test", log=(log := StoreLog())) as ctx:
+        handle = await puts_again.start(ctx, 20, id="w")
+        await ctx.clock.advance(10)
+        asked = len(log.asked)
+        await ctx.clock.advance(8)
+        assert len(log.asked) == asked
+        await ctx.clock.advance(30)
+        assert await handle.result() == 19
+        assert log.refused_count == 0
+        assert (await made_of(ctx))[0] == list(range(20))
+
+
+@pytest.mark.parametrize("times", [1, 3 * OWN_STREAK])
+async def test_workflows_that_put_one_object_at_once_all_do(times: int) -> None:
+    """Nothing is refused while nobody takes the object for its own, and the last one in the log's order counts."""
+
+    @workflow
+    async def puts_values(n: int) -> None:
+        for number in range(times):
+            await flow.store.write("n", [n, number])
+
+    async with boki.testing.context("test", log=(log := StoreLog())) as ctx:
+        handles = [await puts_values.start(ctx, n, id=str(n)) for n in range(8)]
+        await asyncio.gather(*(handle.result() for handle in handles))
+        assert log.refused_count == 0
+        values, names = await made_of(ctx)
+        assert sorted(values) == [[n, number] for n in range(8) for number in range(times)]
+        assert await Store(ctx).object("n").get() == values[-1]
+        assert names == ["n"]
+
+
+async def test_an_object_that_was_deleted_elsewhere_is_listed_again() -> None:
+    """By the process of the workflow, which takes it for listed."""
+    async with boki.testing.context("test") as ctx, boki.testing.context("test", log=ctx._calls_made.port.log) as other:
+        await (await puts.start(ctx, 1, id="one")).result()
+        await Store(other).object("n").delete("")
+        assert await Store(other).objects() == []
+        await (await puts.start(ctx, 2, id="two")).result()
+        await ctx.clock.advance(1)
+        assert await Store(other).objects() == ["n"]
+        assert await Store(other).object("n").get() == 2
 
 
 _log: list[Any] = []
