@@ -1,17 +1,20 @@
 """`boki bench flow-state`: workflows on keyed state, Halfmoon's grid of 10 operations of 256 B over 10,000 keys.
 
-All objects are made first. A row for each ratio of reads, and one for 10 reads and 1 write, with one caller and with
-64. Then a row for each failure rate, as in Halfmoon's recovery: that share of the workflows loses its run once, and is
-done by a second one.
+All objects are made first. Two rows for each ratio of reads, and for 10 reads and 1 write, with one caller and with 64:
+of cold objects, which the worker of a workflow does not know, and of warm ones, all of which it knows. Then a row for
+each failure rate, of cold objects, as in Halfmoon's recovery: that share of the workflows loses its run once, and is
+done by a second one. Both kinds of a mix draw the same keys, and each round other ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
+
+import msgspec
 
 from boki.bench.load_functions.flow_state_load import KEYS, StateLoad
-from boki.bench.rows import Round, Row
+from boki.bench.rows import Round, Row, median
 from boki.bench.system import Options, Target, target
 from boki.bench.turns import Step, row_of
 
@@ -29,8 +32,9 @@ def flow_state(options: Options, step: Step) -> Iterator[Row]:
         system.run("fill_state", None, int)
         for callers in options.inflight or CALLERS:
             for reads, writes in MIXES:
-                load = StateLoad(reads, writes, callers, options.duration_s)
-                yield _row(options, step, system, load)
+                for is_cold in (True, False):
+                    load = StateLoad(reads, writes, callers, options.duration_s, is_cold=is_cold)
+                    yield _row(options, step, system, load)
             for rate in FAILURES:
                 load = StateLoad(*HALF, callers, options.duration_s, rate)
                 yield _row(options, step, system, load)
@@ -38,9 +42,17 @@ def flow_state(options: Options, step: Step) -> Iterator[Row]:
 
 def _row(options: Options, step: Step, system: Target, load: StateLoad) -> Row:
     rounds: list[Round] = []
+    kind = "cold" if load.is_cold else "warm"
+    what = f"{load.reads} reads and {load.writes} writes, {kind}, {load.callers} callers"
+    what += f", failures {load.failure_rate:g}" if load.failure_rate else ""
     for number in range(options.rounds + 1):
-        what = f"{load.reads} reads and {load.writes} writes, {load.callers} callers, failures {load.failure_rate:g}"
         step(f"{what}, {f'round {number}' if number else 'warming up'}")
-        rounds.append(system.run("flow_state_load", load, Round))
-    details = {"reads": load.reads, "writes": load.writes, "keys": KEYS, "failure_rate": load.failure_rate}
+        rounds.append(system.run("flow_state_load", msgspec.structs.replace(load, round=number), Round))
+    details: dict[str, Any] = {
+        "reads": load.reads,
+        "writes": load.writes,
+        "keys": KEYS,
+        "failure_rate": load.failure_rate,
+    }
+    details |= {"objects": kind, "mean_ms": median([one.mean_ms for one in rounds[1:]])}
     return row_of(options, f"flow-{load.reads}-reads-{load.writes}-writes", load.callers, rounds[1:], details)

@@ -14,13 +14,15 @@ import msgspec
 
 
 class Round(msgspec.Struct, frozen=True):
-    """One round as it was measured: counts, duration and the quantiles of the latency of one operation."""
+    """One round as it was measured: counts, duration, and the latency of one operation: its quantiles and its mean."""
 
     op_count: int
     error_count: int
     elapsed_s: float
     p50_ms: float | None
     p99_ms: float | None
+    mean_ms: float | None = None
+    """Unlike a median it shows a share of slow operations that is less than a half."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
@@ -70,21 +72,24 @@ def measured(latencies_s: list[float], error_count: int, elapsed_s: float) -> Ro
         elapsed_s,
         None if p50_s is None else round(p50_s * 1e3, 4),
         None if p99_s is None else round(p99_s * 1e3, 4),
+        round(statistics.fmean(ordered) * 1e3, 4) if ordered else None,
     )
 
 
 def together(rounds: Sequence[Round]) -> Round:
     """Clients that were measured at the same time, as one round; the quantiles are those of the slowest client.
 
-    >>> together([Round(10, 0, 2.0, 1.0, 4.0), Round(20, 1, 1.5, 2.0, 3.0)])
-    Round(op_count=30, error_count=1, elapsed_s=2.0, p50_ms=2.0, p99_ms=4.0)
+    >>> together([Round(10, 0, 2.0, 1.0, 4.0, 1.2), Round(20, 1, 1.5, 2.0, 3.0, 1.8)])
+    Round(op_count=30, error_count=1, elapsed_s=2.0, p50_ms=2.0, p99_ms=4.0, mean_ms=1.6)
     """
+    known = [(one.mean_ms, one.op_count) for one in rounds if one.mean_ms is not None]
     return Round(
         sum(one.op_count for one in rounds),
         sum(one.error_count for one in rounds),
         max(one.elapsed_s for one in rounds),
         max((one.p50_ms for one in rounds if one.p50_ms is not None), default=None),
         max((one.p99_ms for one in rounds if one.p99_ms is not None), default=None),
+        round(sum(mean * count for mean, count in known) / sum(count for _, count in known), 4) if known else None,
     )
 
 

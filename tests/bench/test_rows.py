@@ -47,7 +47,7 @@ def test_a_quantile_is_the_smallest_value_that_enough_values_do_not_exceed(order
 def test_a_round_counts_only_what_worked_in_its_latencies() -> None:
     """Failed operations are counted, and are no operations a second."""
     one = measured([0.003, 0.001, 0.002], error_count=2, elapsed_s=0.5)
-    assert one == Round(3, 2, 0.5, 2.0, 3.0)
+    assert one == Round(3, 2, 0.5, 2.0, 3.0, 2.0)
     assert rate(one) == 6
     assert measured([], error_count=1, elapsed_s=1) == Round(0, 1, 1, None, None)
 

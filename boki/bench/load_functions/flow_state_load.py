@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from random import Random
 
 import msgspec
@@ -9,9 +10,10 @@ import msgspec
 from boki import Context, function
 from boki.bench.rounds import closed_loop
 from boki.bench.rows import Round
-from boki.libs.bokiflow import flow, workflow
+from boki.libs.bokiflow import flow, step, workflow
 from boki.libs.bokiflow.hooks import Hooks, installed
 from boki.libs.bokistore import Store
+from boki.libs.bokistore.memory import Memory
 
 BOOK = "bench-flow-state"
 KEYS = 10_000
@@ -29,6 +31,10 @@ class StateLoad(msgspec.Struct, frozen=True):
     duration_s: float = 3.0
     failure_rate: float = 0.0
     """The share of workflows whose run is lost once, in front of one of its writes."""
+    is_cold: bool = True
+    """Whether the worker of a workflow does not know its objects; else it knows all that there are."""
+    round: int = 0
+    """Each round draws other keys."""
 
 
 class Operations(msgspec.Struct, frozen=True):
@@ -38,6 +44,7 @@ class Operations(msgspec.Struct, frozen=True):
     are_reads: list[bool]
     lost_at: int = -1
     """Its run is lost in front of that operation, a write; -1: it is not."""
+    is_cold: bool = True
 
 
 class Losses(Hooks):
@@ -67,10 +74,30 @@ _INSTALLED = installed(LOSSES)
 _INSTALLED.__enter__()  # for as long as this worker lives
 
 
+_MEETING = asyncio.Lock()
+"""Held while a worker reads all objects: many workflows begin at once, and one of them does it."""
+
+
+@step(pure=True)
+async def prepare(keys: list[int], is_cold: bool) -> None:
+    """Have this worker not know these objects, or know all of them. It takes no record of its own."""
+    rows = step.ctx.logbook.session.shared(Memory).reader(BOOK).rows
+    if is_cold:
+        for key in keys:
+            rows.drop(f"k{key}")
+        return
+    async with _MEETING:
+        start = KEYS if len(rows) >= KEYS else 0
+        for first in range(start, KEYS, _FILLED_AT_ONCE):
+            async with Store(step.ctx).transaction() as txn:
+                await txn.prefetch(*(f"k{key}" for key in range(first, min(first + _FILLED_AT_ONCE, KEYS))))
+
+
 @workflow(book=BOOK)
 async def operate(todo: Operations) -> int:
     """How many of the objects that were read are there."""
     found = 0
+    await prepare(todo.keys, todo.is_cold)
     for number, (key, is_read) in enumerate(zip(todo.keys, todo.are_reads, strict=True)):
         if number == todo.lost_at:
             LOSSES.plan(flow.id, f"set k{key}")
@@ -95,7 +122,7 @@ async def fill_state(ctx: Context, _: None) -> int:
 @function(book=BOOK, timeout_s=600)
 async def flow_state_load(ctx: Context, load: StateLoad) -> Round:
     """Start workflows of the grid and wait for their ends."""
-    rng = Random(f"{load.reads} {load.writes}")
+    rng = Random(f"{load.reads} {load.writes} {load.round}")
 
     async def run(_caller: int) -> None:
         are_reads = [True] * load.reads + [False] * load.writes
@@ -103,6 +130,6 @@ async def flow_state_load(ctx: Context, load: StateLoad) -> Round:
         keys = [rng.randrange(KEYS) for _ in are_reads]
         is_lost = rng.random() < load.failure_rate
         lost_at = rng.choice([at for at, is_read in enumerate(are_reads) if not is_read]) if is_lost else -1
-        await (await operate.start(ctx, Operations(keys, are_reads, lost_at))).result()
+        await (await operate.start(ctx, Operations(keys, are_reads, lost_at, load.is_cold))).result()
 
     return await closed_loop(run, load.callers, load.duration_s)
