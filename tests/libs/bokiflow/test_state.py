@@ -19,7 +19,12 @@ from boki.libs.bokistore import ConflictError, Store
 from boki.libs.bokistore.records import ORIGIN
 from boki.libs.bokistore.views import OWN_STREAK
 from boki.log.operations import Answer, Appended, Compare, Operation
-from tests.libs.bokiflow.crashes import NO_DEATH, AroundSteps, Death, DyingLog, World, after_each_death, all_deaths, in_run
+from tests.libs.bokiflow.crashes import (
+    DyingLog,
+    World,
+    after_each_death,
+    in_run,
+)
 
 
 @step
