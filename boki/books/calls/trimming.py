@@ -74,15 +74,18 @@ class Trimmer:
                     await self._keep_ends_for(parent, below)
 
     async def _keep_ends_for(self, parent: str, below: int) -> None:
-        kept = 0
-        while kept < _ENDS_OF_ONE:
-            limit = min(_CARRIED_TOGETHER, _ENDS_OF_ONE - kept)
+        ends: list[tuple[Finished, Record]] = []
+        while len(ends) < _ENDS_OF_ONE:
+            limit = min(_CARRIED_TOGETHER, _ENDS_OF_ONE - len(ends))
             page = await self._book.ended(ends_tag(parent), below, 0, limit)
             if not page:
-                return
+                break
             below = page[-1][1].seqnum
-            kept += len(page)
-            await asyncio.gather(*(self._keep_end(*each) for each in page if each[0].reports_to == parent))
+            ends += page
+        ends.reverse()  # the newest is recorded last: the next trim takes it for the newest, too
+        for at in range(0, len(ends), _CARRIED_TOGETHER):
+            some = ends[at : at + _CARRIED_TOGETHER]
+            await asyncio.gather(*(self._keep_end(*each) for each in some if each[0].reports_to == parent))
 
     async def _keep_end(self, entry: Finished, record: Record) -> None:
         last = await self._book.last(entry.id)

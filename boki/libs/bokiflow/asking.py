@@ -194,13 +194,15 @@ class WriteWork(StoreWork):
         self._object = object_name
         self._update = update
         self._expects = expects
+        self._was_refused = False
         self.digest = digest_of((object_name, update, *(() if expects is None else expects)), {}, self.name)
 
     def prepare(self, way: Way, author: Author) -> Steps[tuple[Committing | None, Any]]:
         """See `StoreWork`. A whole object that is set comes to the same whatever it was: it is not read."""
         update = self._update
         if isinstance(update, Set) and not update.path and self._expects is None:
-            blind = yield from overwrite(way.reader, self._object, update, author, way.new_nonce)
+            may_guess = not self._was_refused
+            blind = yield from overwrite(way.reader, self._object, update, author, way.new_nonce, may_guess=may_guess)
             if blind is not None:
                 return blind, None
         core = Transaction(way.reader, way.new_nonce(), author)
@@ -213,7 +215,8 @@ class WriteWork(StoreWork):
         return core, result if self._expects is None else True
 
     def again(self) -> Steps[None]:
-        """See `StoreWork`: it is made again, of the newest version."""
+        """See `StoreWork`: it is made again, of the newest version, and without a guess."""
+        self._was_refused = True
         yield from ()
 
 

@@ -158,11 +158,19 @@ class Body:
         """Run a step of either kind, or a function of the workflow's own: in a thread, if the body is a `def`."""
         if isinstance(fn, Step):
             return await self.begin(StepWork(fn, args, kwargs))
-        if inspect.iscoroutinefunction(self._fn) or inspect.iscoroutinefunction(fn):
-            found = fn(*args, **kwargs)
-        else:
+        if self._runs_in_thread(fn):
             found = await BodyThread(partial(fn, **kwargs), args).run(self.step, self.machine.lose)
+        else:
+            found = fn(*args, **kwargs)
         return await found if isinstance(found, Coroutine) else found
+
+    def _runs_in_thread(self, fn: Callable[..., Any]) -> bool:
+        """Whether a function of a `def` body is a part of it, which may ask for steps. In what was recorded before that
+        was so, it was called in the loop, and what it asked for was refused.
+        """
+        if inspect.iscoroutinefunction(self._fn) or inspect.iscoroutinefunction(fn):
+            return False
+        return bool(self.machine.decide("functions in threads", new=True, old=False))
 
     def begin(self, work: StepWork | CallWork) -> CommandFuture:
         """Start a step or a call, with its arguments as they are now."""

@@ -89,7 +89,7 @@ class Calling:
         while True:
             try:
                 state = await self._calls.state(work.invocation_id)
-                if state.state not in OVER and await self._is_own(state.id):
+                if state.state not in OVER and CHILD in state.attributes and await self._is_own(state.id):
                     await self._end(work, state, keep_s)
             except WrongState:
                 pass  # it has ended meanwhile
@@ -115,4 +115,4 @@ class Calling:
         if work.closes_by == "cancel" and (is_known or child_of(child.attributes)[1] != "kill"):
             await ask_to_end(self._ctx, child)
         else:
-            await kill_tree(self._ctx, child.id, keep_s)
+            await kill_tree(self._ctx, child.id, keep_s, child.accepted_us)

@@ -26,8 +26,8 @@ from boki.libs.bokiflow.records import (
     journal_tag,
     uncounted,
 )
-from boki.libs.bokiflow.sweeping import place_of
-from boki.libs.bokiflow.work import child_of
+from boki.libs.bokiflow.sweeping import Sweeps, place_of
+from boki.libs.bokiflow.work import CHILD, child_of
 from boki.libs.fold.retrying import until_answered
 
 CLOSER: Final = "close"
@@ -110,6 +110,8 @@ async def _kill_all(ctx: Context, runs: list[tuple[str, int]], keep_s: float) ->
             killed = await until_answered(partial(calls.cancel, one, life_us), f"the end of workflow {one}")
             if await _has_left_something(ctx, killed):
                 await record_end(ctx, one, killed, keep_s)
+                if killed.book != ctx.logbook.name:  # there no workflow may end by itself that keeps it for as long
+                    ctx.logbook.session.shared(Sweeps).workflow_ended(ctx, keep_s, killed.book)
         runs += await _close_children(ctx, one, life_us)
 
 
@@ -136,7 +138,7 @@ async def _close_children(ctx: Context, run: str, life_us: int, since_us: int = 
     parent = await _state_of(calls, run) if life_us and children else None  # after them: none is of a life after that
     until_us = _ANY_TIME if parent is None or parent.accepted_us == life_us else parent.accepted_us
     for child, state in zip(children, found, strict=True):
-        if state is None:
+        if state is None or CHILD not in state.attributes:  # it was a child, and somebody else has started it again
             continue
         _, policy = child_of(state.attributes)
         if not since_us <= state.accepted_us < until_us or state.state in ("done", "failed"):

@@ -104,6 +104,7 @@ class Execution:
         self._events = 0
         """Counts what has happened, to notice that nothing has."""
         self._suspend: Suspend | None = None
+        self._is_end_due = False
         self._error: BaseException | None = None
         self._is_tried = CallsById(ctx).is_tried
         if self._is_tried:
@@ -142,8 +143,7 @@ class Execution:
         journal, machine = self.journal, self.machine
         tag = ended_tag(self._keep_s)
         moment = Ended(self._clock.now_us()), machine.seen, machine.now_us, machine.began_us
-        if not journal.finish(tag, *moment) and not self._history.has_ended:
-            journal.leave_end(*moment)
+        self._is_end_due = not journal.finish(tag, *moment) and not self._history.has_ended
         if not self._body.may_have_children and not hooks().replays and journal.leave():
             return
         journal.flush()
@@ -155,6 +155,12 @@ class Execution:
             raise Overtaken
         if journal.error is not None:
             raise journal.error
+
+    def leave_end(self) -> None:
+        """The children are closed: leave a record of the end, if there is none. What was sent until now was for it."""
+        if self._is_end_due:
+            machine = self.machine
+            self.journal.leave_end(Ended(self._clock.now_us()), machine.seen, machine.now_us, machine.began_us)
 
     async def record_continuation(self, payload: Payload) -> None:
         """The workflow begins again, by a record in front of which the journal is trimmed."""
@@ -261,8 +267,16 @@ class Execution:
             self.end(error)
         finally:
             self._is_turning = False
-        if quick and not self._ended.done():
+        if (quick or self._has_more) and not self._ended.done():
             self._loop.call_soon(self.turn)
+
+    @property
+    def _has_more(self) -> bool:
+        """Whether the body has started something meanwhile, by a step that ended where it was launched."""
+        machine = self.machine
+        if machine.marks or machine.stopped:
+            return True
+        return bool(machine.started) and not self._pause.reason and not self._leaving.holds
 
     def _look(self) -> None:
         machine = self.machine

@@ -19,6 +19,7 @@ import inspect
 from asyncio import CancelledError, Task, current_task
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Protocol, assert_never, get_type_hints
 
@@ -411,13 +412,15 @@ def _codec_of(message: str, handler: Handler) -> ValueCodec:
     handler = getattr(handler, "payload_of", handler)
     what = f"payload of {getattr(handler, '__name__', 'a handler')}"
     try:
-        signature = inspect.signature(handler)
+        signature, called = inspect.signature(handler), inspect.signature(handler, follow_wrapped=False)
     except ValueError:  # many builtins have none
         return codec_for(Any, what)
     fn: Any = handler.func if isinstance(handler, partial) else handler
     fn = fn if inspect.isroutine(fn) else type(fn).__call__
     try:
-        signature.bind(None)
+        called.bind(None)
+        if not _takes_one(signature):  # a decorator supplies the rest of what it wraps
+            signature = called
         annotation = get_type_hints(fn, include_extras=True).get(next(iter(signature.parameters)), Any)
     except (TypeError, NameError) as error:
         raise InvalidArgument(
@@ -426,6 +429,13 @@ def _codec_of(message: str, handler: Handler) -> ValueCodec:
             field="handler",
         ) from None
     return codec_for(annotation, what)
+
+
+def _takes_one(signature: inspect.Signature) -> bool:
+    with suppress(TypeError):
+        signature.bind(None)
+        return True
+    return False
 
 
 def _value(payload: Payload, name: str) -> Any:

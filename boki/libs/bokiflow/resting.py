@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -19,6 +20,8 @@ _WATCHED: Final = 12
 """Maximum number of locks of which a run watches the workflow in front."""
 _WATCHED_EVERY_US: Final = 5_000_000
 """How often a run does that which is not suspended."""
+_LOOK_S: Final = 1.0
+"""For how long it tries then: the log of the calls may be away while that of the workflow is there."""
 
 
 class Waits(NamedTuple):
@@ -76,5 +79,6 @@ class LockWatch:
         now_us = self._now_us()
         if now_us >= self._next_us and self._machine.mailbox.locks.is_waiting:
             self._next_us = now_us + _WATCHED_EVERY_US
-            with suppress(BokiError):  # the next look may find out
-                await _ahead(self._ctx, self._machine, now_us)
+            with suppress(BokiError, TimeoutError):  # the next look may find out, and messages are not to wait
+                async with asyncio.timeout(_LOOK_S):
+                    await _ahead(self._ctx, self._machine, now_us)

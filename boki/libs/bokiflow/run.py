@@ -106,6 +106,7 @@ async def _run(ctx: Context, workflow: Limited, arguments: tuple[Any, ...], run_
             try:
                 found = await execution.result()
                 await _clean_up(ctx, workflow, body)
+                execution.leave_end()
                 return found if body.joined is None else came_of(workflow, body.joined, found)
             except ContinueAsNew as again:
                 await execution.record_continuation(_payload_of(workflow, again))
@@ -120,6 +121,7 @@ async def _run(ctx: Context, workflow: Limited, arguments: tuple[Any, ...], run_
                 raise  # the workflow has not ended: another run continues it, or a kill closes its children
             except BaseException:
                 await _clean_up(ctx, workflow, body)
+                execution.leave_end()
                 raise
         finally:
             await execution.close()

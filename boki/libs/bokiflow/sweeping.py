@@ -66,16 +66,16 @@ class Sweeps:
         self._trimmed_below: dict[tuple[str, str], int] = {}
         """The workflows whose last records stand below this seqnum of the tag are trimmed."""
 
-    def workflow_ended(self, ctx: Context, keep_s: float) -> None:
-        """Look at what has ended before, if that is due."""
+    def workflow_ended(self, ctx: Context, keep_s: float, book: str = "") -> None:
+        """Look at what has ended before, if that is due; in the LogBook of the caller, or that one."""
         now_us = clock_of(ctx).now_us()
-        key = ctx.logbook.name, ended_tag(keep_s)
+        key = book or ctx.logbook.name, ended_tag(keep_s)
         interval_us = max(_LEAST_US, min(int(keep_s * 1e6) // _SHARE, _MOST_US))
         if key in self._under_way or now_us < self._due_us.setdefault(key, now_us + interval_us):
             return
         self._due_us[key] = now_us + interval_us
         self._under_way.add(key)
-        logbook = ctx.logbook.session.logbook(ctx.logbook.name, detached=True)
+        logbook = ctx.logbook.session.logbook(key[0], detached=True)
         self._tasks.spawn(self._sweep(logbook, key, now_us, keep_s))
 
     async def come_to_rest(self, patience_s: float) -> None:

@@ -39,9 +39,15 @@ have: else an object that is never read would never be saved, nor its past trimm
 
 
 def overwrite(
-    reader: Reader, name: str, update: Set, author: Author, new_nonce: Callable[[], bytes]
+    reader: Reader,
+    name: str,
+    update: Set,
+    author: Author,
+    new_nonce: Callable[[], bytes],
+    *,
+    may_guess: bool = True,
 ) -> Steps[Overwrite | None]:
-    """The whole object set to a value; `TooLarge`. None: it has to be read first.
+    """The whole object set to a value; `TooLarge`. None: it has to be read first. `may_guess`: no try was refused.
 
     In a fork the other book may no longer have what an object begins with. Such an object cannot be read, and what
     cannot be read is not changed, so a fork's objects are read first.
@@ -58,16 +64,18 @@ def overwrite(
     except TooLarge as error:
         raise of_object(error, name) from None
     view = View(changed.value, changed.size_bytes)
-    return Overwrite(reader, row, name, update, view, author, new_nonce)
+    own = row if may_guess and reader.is_own(row) else None
+    return Overwrite(reader, row, own, name, update, view, author, new_nonce)
 
 
 class Overwrite:
-    """The records of one such write. `row`: what the process knows of the object."""
+    """The records of one such write. `row`: what the process knows of the object; `own`: if it is guessed to be so."""
 
     def __init__(
         self,
         reader: Reader,
         row: Row | None,
+        own: Row | None,
         name: str,
         update: Set,
         view: View,
@@ -76,7 +84,7 @@ class Overwrite:
     ) -> None:
         self._reader = reader
         self._is_known = row is not None
-        self._own = row if reader.is_own(row) else None
+        self._own = own
         self._before = 0 if self._own is None else self._own.newest.last
         self._name = name
         self._view = view

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from boki.books.calls import trimming
+from boki.books.calls.ledger import Finished
 from boki.errors import NoSuchInvocation
 from boki.protocol.calls import ATTENDS, Attribute, Call, CallFilter, ChosenId, Payload
 from tests.books.calls.call_world import CallWorld, Gate, a_call, run
@@ -85,6 +86,8 @@ def test_of_one_call_the_newest_ends_are_kept(monkeypatch: pytest.MonkeyPatch) -
             await world.calls.state(a_call(2).id)
         for number in (3, 4):
             assert (await world.calls.state(a_call(number).id)).state == "done"
+        kept = [entry.id for entry in world.entries() if isinstance(entry, Finished) and entry.ended_us]
+        assert kept[-2:] == [a_call(3).id, a_call(4).id], "in their order, by which the next trim knows the newest"
         gate.opened.set()
         await world.calls.stop()
 

@@ -169,3 +169,37 @@ def test_an_engine_knows_what_is_called_by_name(target: Callable[..., Any], poli
     assert logged is not None
     assert child_of(logged.attributes) == (3, policy)
     assert info.to_be_logged(msgspec.structs.replace(call, chosen=None)).chosen is None
+
+
+@workflow
+async def cache(is_bad: bool) -> str:
+    if is_bad:
+        raise ValueError("fails")
+    await flow.receive("go")
+    return "cached"
+
+
+@workflow
+async def uses_cache() -> None:
+    await flow.start(cache, True, id="cache")
+    await flow.receive("end")
+
+
+@pytest.mark.parametrize("how", ["ends", "is killed"])
+async def test_a_child_that_somebody_else_has_started_again_is_left_alone(
+    boki_context: boki.testing.Context, how: str
+) -> None:
+    """It is another life of the id, and no child of this parent."""
+    ctx = boki_context
+    parent = await uses_cache.start(ctx, id="p")
+    await ctx.clock.advance(5)
+    others = await cache.start(ctx, False, id="cache", if_ended="again")
+    await ctx.clock.advance(5)
+    if how == "ends":
+        await parent.signal("end")
+        await parent.result()
+    else:
+        await parent.kill()
+    await ctx.clock.advance(20)
+    await others.signal("go")
+    assert await others.result() == "cached"

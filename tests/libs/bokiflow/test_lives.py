@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 import boki.testing
 from boki import BokiError
 from boki.libs.bokiflow import flow, step, workflow
+from boki.libs.bokiflow import run as runs
 from boki.libs.bokiflow.history import History
 from boki.libs.bokiflow.records import Began, Ended, Entry, encode_entry
+from tests.libs.bokiflow.test_rest import passes
 
 
 @step(pure=True)
@@ -115,3 +118,38 @@ async def test_what_was_taken_stays_taken_over_two_continuations(boki_context: b
     await ctx.clock.advance(5)
     await handle.signal("end")
     assert await handle.result() == []
+
+
+@workflow
+async def with_child() -> str:
+    await flow.start(waiting_child)
+    await flow.receive("go")
+    return "ended"
+
+
+@workflow
+async def waiting_child() -> None:
+    await flow.sleep(1_000)
+
+
+async def test_a_request_to_a_life_that_closes_its_children_is_no_request_to_the_next(
+    boki_context: boki.testing.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To close children takes a while. What was sent meanwhile was sent to the life that ends."""
+    close = runs._clean_up
+    is_slow = [True]
+
+    async def close_slowly(ctx: Any, workflow: Any, body: Any) -> None:
+        if workflow.name == "with_child" and is_slow:
+            is_slow.clear()
+            await passes(ctx, 1)
+            await with_child.handle(boki_context, "a").cancel("for the first life")
+            await passes(ctx, 1)
+        await close(ctx, workflow, body)
+
+    monkeypatch.setattr(runs, "_clean_up", close_slowly)
+    for _ in range(2):
+        handle = await with_child.start(boki_context, id="a", if_ended="again")
+        await boki_context.clock.advance(3)
+        await handle.signal("go")
+        assert await handle.result() == "ended"

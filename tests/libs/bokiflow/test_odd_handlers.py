@@ -300,3 +300,36 @@ async def test_a_builtin_without_a_signature_takes_any_payload(boki_context: bok
     handle = await collects.start(boki_context)
     await handle.signal("x", "a")
     assert await handle.result() == ["a"]
+
+
+def with_list(handler: Callable[[list[int], int], None]) -> Callable[[int], None]:
+    """A decorator which supplies an argument."""
+    found: list[int] = []
+
+    @functools.wraps(handler)
+    def decorated(payload: int) -> None:
+        handler(found, payload)
+        found.append(payload)
+
+    return decorated
+
+
+@workflow
+async def decorated_handler() -> list[int]:
+    got: list[int] = []
+
+    @with_list
+    def on(before: list[int], n: int) -> None:
+        got[:] = [*before, n]
+
+    flow.on_signal("n", on)
+    await flow.wait_for(lambda: len(got) == 2)
+    return got
+
+
+async def test_a_handler_may_be_decorated(boki_context: boki.testing.Context) -> None:
+    """What counts is what it is called with, and not what it wraps."""
+    handle = await decorated_handler.start(boki_context, id="a")
+    for n in (7, 8):
+        await handle.signal("n", n)
+    assert await handle.result() == [7, 8]

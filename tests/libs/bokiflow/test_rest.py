@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 import boki.testing
 from boki import Retry, Unavailable
 from boki.extending import CallsById
-from boki.libs.bokiflow import flow, step, workflow
+from boki.libs.bokiflow import StepFailed, flow, step, workflow
 from boki.libs.bokiflow.asking import Question
 from boki.libs.bokiflow.execution import Execution
 from boki.libs.bokiflow.journal import JournalWriter
@@ -250,3 +251,43 @@ async def test_a_failed_attempt_is_recorded_once(
     facts = [entry.fact for record in page.records if (entry := entry_of(record.data)) is not None]
     assert [fact.attempts for fact in facts if isinstance(fact, Retrying)] == [1, 2]
     assert await handle.result() == 3
+
+
+@step
+async def unreadable() -> Missing:  # type: ignore[name-defined]  # noqa: F821 - as under TYPE_CHECKING
+    await asyncio.sleep(0)
+
+
+@step
+async def begins_after() -> None:
+    assert isinstance(step.ctx, boki.testing.Context)
+    BEGAN.append(step.ctx.clock.time())
+
+
+@step(idempotent=True)
+async def takes_long() -> None:
+    assert isinstance(step.ctx, boki.testing.Context)
+    await passes(step.ctx, 50)
+
+
+BEGAN: list[float] = []
+
+
+@workflow
+async def refused_beside_another() -> None:
+    async def part() -> None:
+        with suppress(StepFailed):
+            await unreadable()
+        await begins_after()
+
+    await asyncio.gather(takes_long(), part())
+
+
+async def test_what_follows_a_step_that_is_refused_begins_at_once(
+    boki_context: boki.testing.Context,
+) -> None:
+    """Such a step ends where it is launched, and another one is under way that ends only later."""
+    BEGAN.clear()
+    before = boki_context.clock.time()
+    await (await refused_beside_another.start(boki_context)).result()
+    assert [began - before < 40 for began in BEGAN] == [True]

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+import boki.testing
 from boki import ConditionFailed, TooLarge
-from boki.libs.bokistore import saving
+from boki.libs.bokiflow.asking import WriteWork
+from boki.libs.bokistore import Store, saving
 from boki.libs.bokistore.json_values import MISSING
 from boki.libs.bokistore.listing import entry_of
 from boki.libs.bokistore.overwriting import Overwrite, overwrite
@@ -17,6 +19,7 @@ from boki.libs.bokistore.reading import SAVE_AFTER
 from boki.libs.bokistore.records import ORIGIN, UNKNOWN_AUTHOR, checkpoints_tag, row_tag
 from boki.libs.bokistore.updates import Delete, Increment, Set
 from boki.libs.bokistore.views import OWN_STREAK
+from boki.libs.bokistore.way import Way
 from boki.libs.fold.outbox import Outbox
 from boki.libs.fold.steps import Compare, Step, Steps, drive
 from tests.libs.bokistore.interleaving import Process, logbook, new_nonce
@@ -284,3 +287,23 @@ def test_all_processes_agree_whatever_is_done_at_the_same_time(seed: int) -> Non
         follow(process)
     assert {repr(value_of(process)) for process in processes} == {repr(value_of(Process(book)))}
     assert is_listed(processes[0]) == (value_of(processes[0]) is not MISSING)
+
+
+async def test_a_write_that_was_refused_guesses_no_more() -> None:
+    """A plain writer of the same process changes the object again and again: each guess would be refused."""
+    book = boki.testing.MemoryLog()
+    async with boki.testing.context(log=book) as ctx:
+        way = Way(ctx.logbook)
+        store = Store(ctx)
+        for number in range(OWN_STREAK + 1):
+            await store.object("x").set("", number)
+        found: list[int] = []
+        work = WriteWork("x", Set((), b"7"))
+        for _ in range(2):
+            committing, _ = await way.run(work.prepare(way, UNKNOWN_AUTHOR))
+            outbox = Outbox(ctx.logbook)
+            committing.hand_over(outbox)
+            found.append(len(outbox.conditions))
+            await way.run(work.again())
+            await store.object("x").increment("")
+        assert found == [1, 0]
