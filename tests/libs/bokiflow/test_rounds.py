@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 
@@ -12,6 +13,7 @@ from boki.extending import CallsById, InvocationState
 from boki.libs.bokiflow import flow, run, step, workflow
 from boki.libs.bokiflow.closing import close_children
 from boki.libs.bokiflow.records import updates_tag
+from boki.libs.bokiflow.work import CHILD
 
 pytestmark = pytest.mark.usefixtures("each_mode")
 
@@ -213,7 +215,9 @@ async def test_a_child_that_is_started_again_is_closed(boki_context: boki.testin
     await leaf.handle(ctx, "leaf").kill()
     mine = short.handle(ctx, "s")
     calls = CallsById(ctx)
-    await calls.start(mine.invocation_id, short, 1, if_ended="again", name="s", reports_to=handle.invocation_id)
+    parent_id, attributes = handle.invocation_id, {CHILD: "0 cancel"}
+    start = partial(calls.start, mine.invocation_id, short, 1, if_ended="again", name="s")
+    await start(reports_to=parent_id, attributes=attributes)
     await ctx.clock.advance(5)
     assert (await mine.status()).status == "suspended"
     await handle.signal("go")
