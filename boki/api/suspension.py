@@ -260,7 +260,7 @@ class CallsById(CallHere):
 
     async def cancel(self, invocation_id: str, life_us: int = 0) -> InvocationState:
         """End a logged call in whatever state. `WrongState` if it has ended otherwise, or was accepted at another time
-        than `life_us` (0: whenever that was): it was started again since. `NoSuchInvocation`.
+        than `life_us` (0: whenever that was): it was started again since. A retry keeps the time. `NoSuchInvocation`.
         """
         return await self._port.ask_call(invocation_id, 0, life_us or "cancel")
 

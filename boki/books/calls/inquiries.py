@@ -44,7 +44,7 @@ _SCANNED: Final = 2_000
 """Maximum number of ended calls that one page of a list looks at; the next page continues."""
 _READ_AT_ONCE: Final = 200
 _ANSWER_S: Final = 1.0
-"""Whoever looks at a call is told what is known of it, also while the log has no majority."""
+"""A look at a call is answered with what is known here after this time, also while the log has no majority."""
 
 
 class Inquiries:
@@ -77,7 +77,8 @@ class Inquiries:
 
     async def cancel(self, invocation_id: str, life_us: int = 0) -> InvocationState:
         """End a call: one that has not begun never runs. Again: the same answer. `WrongState` if it has ended, or was
-        accepted at another time than `life_us` (0: whenever that was), because it was started again since.
+        accepted at another time than `life_us` (0: whenever that was): it was started again since. A retry keeps
+        the time.
         """
         while True:
             entry, record = await self._find(invocation_id)

@@ -81,7 +81,7 @@ class Calling:
 
     async def close(self, work: CallWork, keep_s: float) -> None:
         """The workflow has ended, and this call of it has not: do what its policy says. One of the same id that was
-        started by somebody else, and stood for the start, is left alone.
+        started by another caller, and stood for the start, is left alone.
         """
         if work.parent_close == "abandon":
             return

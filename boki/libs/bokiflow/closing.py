@@ -138,7 +138,7 @@ async def _close_children(ctx: Context, run: str, life_us: int, since_us: int = 
     parent = await _state_of(calls, run) if life_us and children else None  # after them: none is of a life after that
     until_us = _ANY_TIME if parent is None or parent.accepted_us == life_us else parent.accepted_us
     for child, state in zip(children, found, strict=True):
-        if state is None or CHILD not in state.attributes:  # it was a child, and somebody else has started it again
+        if state is None or CHILD not in state.attributes:  # it was a child, and another caller has started it again
             continue
         _, policy = child_of(state.attributes)
         if not since_us <= state.accepted_us < until_us or state.state in ("done", "failed"):

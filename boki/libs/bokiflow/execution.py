@@ -92,7 +92,7 @@ class Execution:
         )
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = self._loop.create_future()
-        self._background = Background(self._loop, self.end, self.turn)
+        self.background = Background(self._loop, self.end, self.turn)
         self._leaving = Leaving(self, run_time, self._clock, self.machine, self.journal, self._carrier, self._keeper)
         self._early_us = run_time.early_us(_LISTEN_US)
         self._timer: FlowTimer | None = None
@@ -178,7 +178,7 @@ class Execution:
                 timer.cancel()
         self._leaving.close()
         ending = self._carrier.close()
-        ending |= self._background.cancel()
+        ending |= self.background.cancel()
         await self._keeper.close()
         await self.inbox.close()
         waited = {future for future in ending if isinstance(future, asyncio.Task) and not future.done()}
@@ -310,7 +310,7 @@ class Execution:
         if machine.is_over and not self._waits_to_continue:
             if hooks().replays:
                 self.journal.flush()
-            if self.journal.is_sent_firm and not machine.mailbox.answers and not self._background.count:
+            if self.journal.is_sent_firm and not machine.mailbox.answers and not self.background.count:
                 self.end()
             return
         self.journal.flush_firm()
@@ -342,11 +342,6 @@ class Execution:
         """Whether it has come to an end of whatever kind."""
         return self._ended.done()
 
-    @property
-    def background(self) -> Background:
-        """See `Shell`."""
-        return self._background
-
     def die(self) -> None:
         """A test wants this process to be lost: what is not durable by now never happened."""
         self._suspend = Suspend(self._clock.now_us() + 1, note="lost, for a test")
@@ -366,7 +361,7 @@ class Execution:
 
     def _replays(self) -> bool:
         """Whether a test wants a replay now: after a record, while nothing runs that would run again."""
-        is_alone = self._carrier.is_idle and not self._background.count
+        is_alone = self._carrier.is_idle and not self.background.count
         is_alone = is_alone and not self._keeper.is_busy and self.machine.is_live
         return hooks().replays and is_alone and self.journal.place > self._history.place and self.journal.is_quiet
 
@@ -408,7 +403,7 @@ class Execution:
         mailbox = self.machine.mailbox
         if mailbox.answers and self._keeper.make_certain():
             answers, mailbox.answers = mailbox.answers, []  # those that come until the task begins are not certain yet
-            self._background.spawn(self._carrier.answer(answers))
+            self.background.spawn(self._carrier.answer(answers))
 
     # timers and rest
 
@@ -436,7 +431,7 @@ class Execution:
         """Whether there is nothing to do but to wait."""
         if (self._carrier.held and not self._pause.reason) or self._keeper.is_busy:
             return False
-        if self._carrier.is_under_way or self._background.count:
+        if self._carrier.is_under_way or self.background.count:
             return False
         return self.journal.is_firm and (not self.machine.is_over or self._waits_to_continue)
 
@@ -460,7 +455,7 @@ class Execution:
             if self._events != events or (due_us and due_us <= now_us + _LINGER_US and not self._pause.reason):
                 self._plan_rest()
             else:
-                self._background.spawn(self._try_to_rest(events, self._carrier.attempt_count))
+                self.background.spawn(self._try_to_rest(events, self._carrier.attempt_count))
 
         linger_us = 0 if self._pause.reason else _LINGER_US
         self._rest_timer = self._clock.call_at(self._clock.now_us() + linger_us, look)

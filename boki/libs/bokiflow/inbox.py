@@ -57,6 +57,10 @@ def heard_of(letter: Letter, forgotten: Sequence[tuple[int, int, int]]) -> Lette
             return letter
 
 
+def unawaited() -> None:
+    """What a reader calls that does not follow the inbox."""
+
+
 class InboxReader:
     """The messages behind a cursor, in order. `arrived` is called when there are more, while it follows, and `between`
     every few seconds.

@@ -59,7 +59,7 @@ class OutcomeUnknown(BokiError):
 class WorkflowCancelled(BokiError):
     """The workflow was cancelled by a request, and what it had to clean up is cleaned up.
 
-    Whoever waits for its end gets `FunctionFailed` with the name of this class as `error_type`, as of any error.
+    A caller that waits for its end gets `FunctionFailed` with the name of this class as `error_type`, as of any error.
     """
 
     code = "workflow_cancelled"

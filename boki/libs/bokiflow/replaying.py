@@ -17,7 +17,7 @@ from boki import InvalidArgument, LogBook
 from boki.extending import Function, Payload
 from boki.libs.bokiflow.body import BODY, PAYLOAD_MARK, Body
 from boki.libs.bokiflow.history import History
-from boki.libs.bokiflow.inbox import InboxReader, Letter
+from boki.libs.bokiflow.inbox import InboxReader, Letter, unawaited
 from boki.libs.bokiflow.joins import Base, JoinRecord
 from boki.libs.bokiflow.journal import PAGE_RECORDS
 from boki.libs.bokiflow.keeping import answered
@@ -151,7 +151,7 @@ async def at_the_end(
     `way`: what the body reads by; None: one of its own.
     """
     taken = history.continued.taken if history.continued is not None else ()
-    inbox = InboxReader(logbook, inbox_tag(invocation_id), history.cursor, taken, _nothing, history.forgotten)
+    inbox = InboxReader(logbook, inbox_tag(invocation_id), history.cursor, taken, unawaited, history.forgotten)
     await inbox.read_to_end()
     arguments = Function.of(workflow).arguments(begun_with)
     body = Body(history.scopes(invocation_id), flow_id, logbook.name, workflow.fn, arguments)
@@ -210,7 +210,3 @@ def join(body: Body, base: Base) -> None:
 def recorded_payload(history: History) -> Payload | None:
     """What the workflow was started with, if its journal says it: that of one that answers queries does."""
     return history.marks.get(PAYLOAD_MARK)
-
-
-def _nothing() -> None:
-    """Nobody waits for more messages."""

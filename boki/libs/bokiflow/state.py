@@ -24,7 +24,7 @@ from boki.libs.fold.steps import Steps
 R = TypeVar("R")
 
 
-class Way:
+class FlowWay:
     """Carries out what a handle of the store wants, within an `async def` workflow."""
 
     async def run(self, work: Steps[R]) -> R:
@@ -56,28 +56,28 @@ class Way:
         await asyncio.sleep(seconds)
 
 
-class BlockingWay:
+class BlockingFlowWay:
     """The same for the thread of a `def` workflow."""
 
     def run(self, work: Steps[R]) -> R:
-        """See `Way`."""
+        """See `FlowWay`."""
         return asked(in_block(lambda: WAY.run(work)), "flow.store")
 
     def ask(self, question: Any, what: str = "flow.store") -> Any:
-        """See `Way`."""
+        """See `FlowWay`."""
         return asked(in_block(lambda: WAY.ask(question)), what)
 
     def write(self, work: StoreWork) -> Any:
-        """See `Way`."""
+        """See `FlowWay`."""
         return asked(in_block(lambda: WAY.write(work)), "flow.store")
 
     def sleep(self, seconds: float) -> None:
-        """See `Way`."""
+        """See `FlowWay`."""
         asked(lambda: WAY.sleep(seconds), "flow.store.run")
 
 
-WAY: Final = Way()
-BLOCKING_WAY: Final = BlockingWay()
+WAY: Final = FlowWay()
+BLOCKING_WAY: Final = BlockingFlowWay()
 
 
 class Current:

@@ -16,7 +16,7 @@ from boki.libs.bokiflow.stepping import Step
 T = TypeVar("T")
 
 _ATOMS: Final = frozenset((str, bytes, int, float, bool, type(None)))
-"""Types of arguments that nobody can change."""
+"""Types of arguments that cannot be changed."""
 JOINS: Final = "boki:joins"
 """The attribute of a child that works in the transaction of its parent."""
 ParentClose = Literal["cancel", "kill", "abandon"]
@@ -48,7 +48,7 @@ def child_of(attributes: Mapping[str, Attribute]) -> tuple[int, ParentClose]:
 
 
 def copied(values: T) -> tuple[T, bool]:
-    """A copy of arguments, and whether nobody else can change it: their classes may not allow a copy."""
+    """A copy of arguments, and whether it is one: their classes may not allow a copy."""
     try:
         return deepcopy(values), True
     except Exception:  # noqa: BLE001 - as above; who passes them on says so
@@ -76,7 +76,7 @@ class StepWork:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether nobody can change the arguments."""
+        """Whether the arguments cannot be changed."""
         return not self.kwargs and _ATOMS.issuperset(map(type, self.args))
 
     @property

@@ -55,10 +55,7 @@ class Memory:
         """Save the objects that are due, and do what follows a write, in tasks that no call waits for and that outlast
         it.
         """
-        work = [*((name, save(reader, name)) for name in sorted(reader.due)), *reader.follow_ups]
-        reader.due.clear()
-        reader.follow_ups.clear()
-        for name, todo in work:
+        for name, todo in _take_work(reader):
             detached = logbook.session.logbook(logbook.name, detached=True)
             task = asyncio.get_running_loop().create_task(self._work(todo, name, detached))
             self._tasks.add(task)
@@ -85,13 +82,20 @@ class BlockingMemory(Memory):
         """Held between two operations of a call, so that threads take turns where tasks do."""
 
     def save_now(self, reader: Reader, logbook: blocking.LogBook) -> None:
-        """Save the objects that are due."""
+        """Save the objects that are due, and do what follows a write."""
         with self.lock:
-            due = sorted(reader.due)
-            reader.due.clear()
-        for name in due:
+            work = _take_work(reader)
+        for _, todo in work:
             with suppress(BokiError):
-                steps.run_blocking(save(reader, name), logbook, lock=self.lock)
+                steps.run_blocking(todo, logbook, lock=self.lock)
+
+
+def _take_work(reader: Reader) -> list[tuple[str, Steps[None]]]:
+    """What is to be done of which object, once."""
+    work = [*((name, save(reader, name)) for name in sorted(reader.due)), *reader.follow_ups]
+    reader.due.clear()
+    reader.follow_ups.clear()
+    return work
 
 
 def _size_bytes(reader: Reader) -> int:

@@ -1,12 +1,12 @@
 """Whole objects that are put by another library, as by a workflow with its own record, without reading them first.
 
 What a whole object is set to does not depend on what it was, so the write needs neither a read nor a condition on the
-row: it always counts, and the order of the log says which of two writes is the last one. Exactly once is for whoever
-appends it. What a read would have told is found out otherwise:
+row: it always counts, and the order of the log says which of two writes is the last one. Exactly once is for the
+library that appends it. What a read would have told is found out otherwise:
 
 - Whether the object is in the list of names. A process that does not know it puts the name in, which changes nothing if
   it is there. One that takes the object for listed may be wrong, if another process has deleted it: so the row is read
-  afterwards, beside the call, and the name is put in if it lacks (`look_after`).
+  in the background afterwards, and the name is put in if it lacks.
 - What the process knows of the object. It knows it as of the write if it did not know it before. If it did, others may
   have changed it in between: the same read tells.
 - An object that this process alone has changed lately is guessed to be as the process knows it, as in `accesses`: then
@@ -99,7 +99,7 @@ class Overwrite:
         """Have it committed with the records of other libraries."""
         row = self._reader.rows.find(self._name)
         if row is not None:
-            row.unsure_to = max(row.unsure_to, row.newest.last + 1)  # nobody guesses again on top of that record
+            row.unsure_to = max(row.unsure_to, row.newest.last + 1)  # no other write guesses on top of that record
         when = [] if self._own is None else [Expect(row_tag(self._name), last_seqnum=self._before)]
         outbox.add(self._records, when, on_commit=self._committed)
 

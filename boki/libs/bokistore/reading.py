@@ -59,7 +59,7 @@ class Reader:
         self.is_plain = False
         """Whether the book is known to be no fork, and never to become one. It counts as long as `shapes` do."""
         self.follow_ups: list[tuple[str, Steps[None]]] = []
-        """What is to be done of an object after it was written, for whoever does that in the background."""
+        """What is to be done of an object after it was written, in the background (`Memory`)."""
         self._other = other or (lambda name: Reader(Rows(), name))
         self._begins_whole = True
         """Whether objects are opened with their first records: of those that were opened last, most began with them.
