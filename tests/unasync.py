@@ -105,16 +105,27 @@ CLASSES_REPLACED = [
 
 
 FLOW_FOLDER = BOKI / "libs/bokiflow"
-FLOW_TWINS = {"client.py": "client_blocking.py", "storing.py": "storing_blocking.py"}
+FLOW_TWINS = {
+    "client.py": "client_blocking.py",
+    "client_schedules.py": "client_schedules_blocking.py",
+    "storing.py": "storing_blocking.py",
+}
 FLOW_REPLACED = [
     *PLAIN[:2],
     ("await ", ""),
     ("for `async` code. The plain twin is `client_blocking`.", "for plain code: made from `client`."),
+    (
+        "for `async` code. The plain twin is `client_schedules_blocking`.",
+        "for plain code: made from `client_schedules`.",
+    ),
+    ("bokiflow.client_schedules import", "bokiflow.client_schedules_blocking import"),
     ("from boki import Client, Dead", "from boki import BlockingClient, Dead"),
+    ("from boki import Client\n", "from boki import BlockingClient\n"),
     ('with Client("', 'with BlockingClient("'),
     ("client: Client", "client: BlockingClient"),
     ("FlowClient", "BlockingFlowClient"),
     ("FlowHandle", "BlockingFlowHandle"),
+    ("FlowSchedule", "BlockingFlowSchedule"),
     (
         "of `async def` workflows: objects and records of the workflow's own LogBook.",
         "of `def` workflows: made from `storing`.",

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from boki.libs.bokiflow.client import FlowClient, FlowHandle
     from boki.libs.bokiflow.client_blocking import BlockingFlowClient, BlockingFlowHandle
+    from boki.libs.bokiflow.client_schedules import FlowSchedule
+    from boki.libs.bokiflow.client_schedules_blocking import BlockingFlowSchedule
     from boki.libs.bokiflow.flowing import Child, flow
     from boki.libs.bokiflow.gates.spec import Limit
     from boki.libs.bokiflow.handles import Handle, WorkflowState
@@ -31,12 +33,14 @@ if TYPE_CHECKING:
 __all__ = [
     "BlockingFlowClient",
     "BlockingFlowHandle",
+    "BlockingFlowSchedule",
     "Child",
     "CompensationFailed",
     "Diverged",
     "FlowClient",
     "FlowHandle",
     "FlowLock",
+    "FlowSchedule",
     "Handle",
     "HeldLock",
     "Limit",
@@ -60,6 +64,8 @@ __all__ = [
 _MODULES: Final = {
     **dict.fromkeys(("FlowClient", "FlowHandle"), "client"),
     **dict.fromkeys(("BlockingFlowClient", "BlockingFlowHandle"), "client_blocking"),
+    "FlowSchedule": "client_schedules",
+    "BlockingFlowSchedule": "client_schedules_blocking",
     **dict.fromkeys(("Child", "flow"), "flowing"),
     "Limit": "gates.spec",
     **dict.fromkeys(("FlowLock", "HeldLock"), "locks.block"),

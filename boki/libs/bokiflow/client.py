@@ -21,9 +21,12 @@ import msgspec
 
 from boki import Client, DeadlineExceeded
 from boki.extending import OVER, Attribute, encode_any
+from boki.libs.bokiflow.client_schedules import FlowSchedule
 from boki.libs.bokiflow.handles import WorkflowState, WorkflowStatus
 from boki.libs.bokiflow.outside import (
+    ScheduleOptions,
     StartOptions,
+    creation_of,
     failure_of_body,
     id_or_new,
     name_of,
@@ -31,8 +34,11 @@ from boki.libs.bokiflow.outside import (
     path_of,
     payload_of,
     result_of_body,
+    schedule_of_body,
+    schedule_path_of,
     state_of_body,
 )
+from boki.libs.bokiflow.schedules.handle import ScheduleState
 from boki.libs.bokiflow.timeline import Span
 from boki.libs.bokiflow.upgrading import Upgrade
 from boki.libs.bokiflow.workflows import IfEnded, IfRunning, Workflow
@@ -144,12 +150,49 @@ class FlowClient:
             "until_us": until_us,
             "version": version,
         }
-        found: list[WorkflowState] = []
+        return [state_of_body(one) for one in await self._pages(path_of(), query, "workflows", limit)]
+
+    async def schedule(
+        self,
+        workflow: Workflow[Any, Any] | str,
+        /,
+        *payload: Any,
+        id: str,  # noqa: A002
+        book: str = "",
+        **options: Unpack[ScheduleOptions],
+    ) -> FlowSchedule:
+        """Have the workflow be started with this payload at each tick of a cron line or an interval.
+
+        See `Workflow.schedule` for the options, and for what is refused. The payload of one that takes bytes must be
+        UTF-8.
+        """
+        found = self.schedule_handle(workflow, id, book=book)
+        said = encode_any(creation_of(workflow, payload, options), f"schedule of {found.workflow}")
+        await self._client.page(schedule_path_of(found.workflow, found.id), {"book": book}, said, posts=True)
+        return found
+
+    def schedule_handle(self, workflow: Workflow[Any, Any] | str, id: str, *, book: str = "") -> FlowSchedule:  # noqa: A002
+        """The schedule of that id, whether it was created or not. Nothing is sent."""
+        return FlowSchedule(self._client, workflow, id, book)
+
+    async def schedules(
+        self,
+        workflow: Workflow[Any, Any] | str = "",
+        *,
+        id: str = "",  # noqa: A002
+        limit: int = _PAGE,
+    ) -> list[ScheduleState]:
+        """The schedules that there are: of that workflow, and those whose ids begin with `id`."""
+        query = {"workflow": name_of(workflow), "id": id}
+        return [schedule_of_body(one) for one in await self._pages(schedule_path_of(), query, "schedules", limit)]
+
+    async def _pages(self, path: str, query: Mapping[str, object], name: str, limit: int) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
         before = ""
         while len(found) < limit:
-            asked = query | {"before": before, "limit": min(_PAGE, limit - len(found))}
-            page = await self._client.page(path_of(), asked)
-            found += map(state_of_body, page["workflows"])
+            asked = {**query, "before": before, "limit": min(_PAGE, limit - len(found))}
+            page = await self._client.page(path, asked)
+            found += page[name]
             before = page.get("before", "")
             if not before:
                 break

@@ -13,6 +13,9 @@ from boki import InvalidArgument
 from boki.extending import Attribute, Failure, Function, Payload, decode_any, encode_any
 from boki.libs.bokiflow.attributes import check_attributes
 from boki.libs.bokiflow.handles import MAX_ID_CHARS, WorkflowState
+from boki.libs.bokiflow.schedules.handle import IfExists, ScheduleState
+from boki.libs.bokiflow.schedules.spec import Overlap, Spec
+from boki.libs.bokiflow.schedules.state import Recent
 from boki.libs.bokiflow.workflows import IfEnded, IfRunning, Workflow
 from boki.libs.fold.arguments import check_key
 
@@ -28,6 +31,21 @@ class StartOptions(TypedDict, total=False):
     limit_key: str
     priority: int
     book: str
+
+
+class ScheduleOptions(TypedDict, total=False):
+    """The options of `FlowClient.schedule`, but for its id. See `Workflow.schedule`."""
+
+    cron: str
+    every_s: float
+    offset_s: float
+    zone: str
+    overlap: Overlap
+    catch_up_s: float
+    jitter_s: float
+    attributes: Mapping[str, Attribute]
+    is_paused: bool
+    if_exists: IfExists
 
 
 def id_or_new(id: str | None, most_chars: int = MAX_ID_CHARS) -> str:  # noqa: A002 - as everywhere
@@ -54,6 +72,25 @@ def payload_of(workflow: Workflow[Any, Any] | str, payload: tuple[Any, ...]) -> 
     return None
 
 
+def creation_of(
+    workflow: Workflow[Any, Any] | str, payload: tuple[Any, ...], options: ScheduleOptions
+) -> dict[str, Any]:
+    """What a gateway is sent to create a schedule. `InvalidArgument` for bytes that are no text: JSON has no place."""
+    found = payload_of(workflow, payload)
+    if found is None:
+        return {**options}
+    if found.encoding == "json":
+        return {**options, "payload": msgspec.Raw(found.data)}
+    try:
+        return {**options, "payload": found.data.decode()}
+    except UnicodeDecodeError:
+        raise InvalidArgument(
+            f"the payload of a schedule of {name_of(workflow)} is sent as JSON, and these bytes are no UTF-8: create "
+            "the schedule in a function, or start the workflow with a text",
+            field="payload",
+        ) from None
+
+
 def pairs_of(attributes: Mapping[str, Attribute] | None) -> list[str]:
     """Attributes as a query has them: `name=value`, texts in quotes, in which nothing is escaped."""
     return [
@@ -65,6 +102,32 @@ def pairs_of(attributes: Mapping[str, Attribute] | None) -> list[str]:
 def path_of(*parts: str) -> str:
     """The path of a page below `/flow`."""
     return "/flow" + "".join(f"/{quote(part, safe='')}" for part in parts)
+
+
+def schedule_path_of(*parts: str) -> str:
+    """The path of a page below `/flow-schedule`."""
+    return "/flow-schedule" + "".join(f"/{quote(part, safe='')}" for part in parts)
+
+
+def schedule_of_body(body: Mapping[str, Any]) -> ScheduleState:
+    """A schedule, as a gateway describes it: what is empty or 0 is left out there."""
+    spec = body["spec"]
+    spans = {f"{name}_us": round(spec.get(f"{name}_s", 0) * 1e6) for name in ("every", "offset", "catch_up", "jitter")}
+    return ScheduleState(
+        id=body["id"],
+        workflow=body["workflow"],
+        invocation_id=body["invocation"],
+        book=body["book"],
+        status=body["status"],
+        note=body.get("note", ""),
+        when=body["when"],
+        spec=Spec(cron=spec.get("cron", ""), zone=spec["zone"], overlap=spec["overlap"], **spans),
+        next_us=tuple(body.get("next_us", ())),
+        running=tuple(body.get("running", ())),
+        queued=tuple(body.get("queued", ())),
+        counts=body.get("counts", {}),
+        recent=tuple(Recent(**one) for one in body.get("recent", ())),
+    )
 
 
 def state_of_body(body: Mapping[str, Any]) -> WorkflowState:

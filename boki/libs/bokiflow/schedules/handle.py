@@ -42,6 +42,8 @@ from boki.libs.fold.arguments import check_key
 
 MAX_SCHEDULE_ID_CHARS: Final = 120
 """So that there is room for the tick in the ids of its workflows."""
+MAX_TRIGGER_CHARS: Final = 40
+"""Of the key of a trigger, for the same reason."""
 MAX_BACKFILL: Final = 10_000
 _PAGE_RECORDS: Final = 1_000
 _NEXT: Final = 5
@@ -176,7 +178,7 @@ class Schedule:
 
         `overlap` stands in for the schedule's policy: with "skip", the workflow is not started while another one runs.
         """
-        chosen = check_key(key, "key", 40) if key is not None else uuid4().hex[:12]
+        chosen = check_key(key, "key", MAX_TRIGGER_CHARS) if key is not None else uuid4().hex[:12]
         await self._say(Triggered(chosen, _overlap(overlap)), f"schedule-trigger:{self.invocation_id}:{chosen}")
         return run_id(self.id, f"now-{chosen}")
 
