@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final, Literal, NamedTuple, Protocol
 
 import msgspec
 
-from boki import DeadlineExceeded, NoSuchInvocation
-from boki.extending import OVER, Attribute, CallsById, InvocationState, Payload
+from boki import Context, DeadlineExceeded, NoSuchInvocation
+from boki.extending import OVER, Attribute, CallsById, InvocationState, Payload, WakeOn, changes_of
+from boki.libs.fold.retrying import until_answered
 
 ATTENDED_S: Final = 60.0
 """The longest that a request waits for an attendant of its own."""
@@ -56,6 +58,13 @@ async def has_ended(calls: KnownCalls, invocation_id: str) -> bool | None:
         return (await calls.state(invocation_id)).state in OVER
     except NoSuchInvocation:
         return None
+
+
+async def next_change(ctx: Context, call: str) -> WakeOn:
+    """What wakes a call when that other one has a record that is not here yet."""
+    changes = changes_of(call)
+    last = await until_answered(partial(ctx.logbook_named(changes.book).check_tail, changes.tag))
+    return changes if last is None else changes_of(call, last.next_seqnum)
 
 
 class Calls(KnownCalls, Protocol):

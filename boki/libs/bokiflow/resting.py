@@ -6,9 +6,9 @@ import asyncio
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from boki import BokiError, Context
-from boki.extending import CallsById, WakeOn, ends_of
-from boki.libs.bokiflow.beginning import has_ended
+from boki import BokiError, Context, NoSuchInvocation
+from boki.extending import MAX_WAKES, OVER, CallsById, WakeOn, ends_of
+from boki.libs.bokiflow.beginning import has_ended, next_change
 from boki.libs.bokiflow.clocks import clock_of
 from boki.libs.bokiflow.inbox import InboxReader
 from boki.libs.bokiflow.locks.watching import Ahead, watch
@@ -49,11 +49,33 @@ async def what_wakes(
         ends = ends_of(run)
         last = await ctx.logbook_named(ends.book).check_tail(ends.tag)
         wakes.append(ends_of(run, last.next_seqnum if last is not None else 0))
-        known = CallsById(ctx)
-        for work in calls:  # of one that is only started no end is waited for, which might never come
-            if not work.awaits or await has_ended(known, work.invocation_id) is not False:
+        others = await _others(CallsById(ctx), run, calls)
+        if others is None or len(wakes) + len(others) > MAX_WAKES:  # too many: the run stays, and asks for their ends
+            return None
+        for call in others:
+            wakes.append(await next_change(ctx, call))
+            if await has_ended(CallsById(ctx), call) is not False:
                 return None
     return Waits(wakes, ", ".join(found.note(key) for key, found in ahead))
+
+
+async def _others(known: CallsById, run: str, calls: list[CallWork]) -> list[str] | None:
+    """Those of the calls whose ends are not reported to this workflow: another caller has started them, maybe again.
+    None: one of them has no end that is waited for.
+    """
+    found = []
+    for work in calls:
+        if not work.awaits:  # it is only started, and its end might never come
+            return None
+        try:
+            state = await known.state(work.invocation_id)
+        except NoSuchInvocation:
+            return None
+        if state.state in OVER:
+            return None
+        if not state.start.startswith(f"{run}:"):  # as the scopes are named in which this workflow starts calls
+            found.append(work.invocation_id)
+    return found
 
 
 async def _ahead(ctx: Context, machine: Machine, now_us: int) -> list[tuple[str, Ahead]]:

@@ -203,3 +203,63 @@ async def test_a_child_that_somebody_else_has_started_again_is_left_alone(
     await ctx.clock.advance(20)
     await others.signal("go")
     assert await others.result() == "cached"
+
+
+@workflow
+async def shares(how: str) -> str:
+    """Waits for a call that another caller may have started under the id."""
+    if how == "started":
+        return str(await (await flow.start(kid, id="left")).result())
+    return str(await flow.call(kid, id="left"))
+
+
+@pytest.mark.parametrize("how", ["called", "started"])
+async def test_the_end_of_a_call_that_somebody_else_has_started_is_heard(
+    boki_context: boki.testing.Context, how: str
+) -> None:
+    """It is reported to another call, or to none, and the workflow that waits for it is suspended meanwhile."""
+    ctx = boki_context
+    await kid.start(ctx, id="left")
+    waiting = [await shares.start(ctx, how) for _ in range(2)]
+    await ctx.clock.advance(10)
+    assert [(await one.status()).status for one in waiting] == ["suspended"] * 2
+    await ctx.clock.advance(1_100)
+    assert [(await one.status()).status for one in waiting] == ["done"] * 2
+    assert await waiting[0].result() == "grown up"
+
+
+@step
+async def mended(what: str) -> str:
+    if not UNDONE:
+        raise ValueError(what)
+    return what
+
+
+@workflow
+async def brittle() -> str:
+    await flow.sleep(50)
+    found = await mended("whole")
+    await flow.sleep(500)
+    return found
+
+
+@workflow
+async def calls_brittle() -> str:
+    return await flow.call(brittle, id="b")
+
+
+async def test_the_end_of_a_child_that_was_rewound_is_heard(boki_context: boki.testing.Context) -> None:
+    """Its parent was paused when it failed, and has not heard of that."""
+    ctx = boki_context
+    parent = await calls_brittle.start(ctx)
+    await ctx.clock.advance(10)
+    await parent.pause()
+    await ctx.clock.advance(100)
+    child = brittle.handle(ctx, "b")
+    assert (await child.status()).status == "failed"
+    UNDONE.append("what was wrong")
+    await child.rewind()
+    await parent.resume()
+    await ctx.clock.advance(1_000)
+    assert (await parent.status()).status == "done"
+    assert await parent.result() == "whole"

@@ -9,7 +9,7 @@ from typing import Any, Final, NoReturn
 from boki import BokiError, ConditionFailed, Context, Expect
 from boki.extending import ANY_VERSION, ATTENDS, CallsById, Suspend, WakeOn, changes_of
 from boki.libs.bokiflow.attending import Attending
-from boki.libs.bokiflow.beginning import has_ended
+from boki.libs.bokiflow.beginning import has_ended, next_change
 from boki.libs.bokiflow.clocks import clock_of
 from boki.libs.bokiflow.gates.marks import FOR_ITS_TURN, PRIORITY, gate_id_of, key_of
 from boki.libs.bokiflow.gates.records import Admission, Asked, GateNote, GateRecord, Running, gate_tag
@@ -99,13 +99,6 @@ async def _start_attendant(ctx: Context, workflow: str, gate_id: str) -> None:
     )
 
 
-async def _next_change(ctx: Context, call: str) -> WakeOn:
-    """What wakes the attendant when the call has a record that is not here yet."""
-    changes = changes_of(call)
-    last = await until_answered(partial(ctx.logbook_named(changes.book).check_tail, changes.tag))
-    return changes if last is None else changes_of(call, last.next_seqnum)
-
-
 class _Codec:
     """Records of flow control, as an attendant reads and writes them."""
 
@@ -128,7 +121,7 @@ async def attend_gate(ctx: Context) -> NoReturn:
     async def look(some: list[Running]) -> None:
         for one in some:
             if one.is_unreported:
-                changed[one.call] = await _next_change(ctx, one.call)  # seen before its state
+                changed[one.call] = await next_change(ctx, one.call)  # seen before its state
             is_over = await has_ended(calls, one.call)
             if is_over or (is_over is None and clock_of(ctx).now_us() - one.at_us > sure_us):
                 gate.end(one.call, 0)
