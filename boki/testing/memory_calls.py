@@ -11,7 +11,7 @@ import msgspec
 from boki.api.function import Function
 from boki.api.streaming import no_stream
 from boki.books.calls.ledger import CODEC, JUST_BEFORE, Accepted
-from boki.books.calls.lives import ended, fitting
+from boki.books.calls.lives import copy_of, ended, fitting
 from boki.books.calls.runs import Runs
 from boki.errors import AlreadyExists, KeyReused, NoSuchFunction, WrongState
 from boki.log.checks import check_data
@@ -58,7 +58,7 @@ def with_copied_payload(call: Call, logged: Mapping[str, LaterCall]) -> Call:
     """The call with the payload of the one that it copies, if it does."""
     if call.chosen is None or not call.chosen.copies:
         return call
-    return msgspec.structs.replace(call, payload=logged[call.chosen.copies].call.payload)
+    return copy_of(call, logged[call.chosen.copies].call)
 
 
 def stands_for(known: LaterCall | None, chosen: ChosenId, request: LaterRequest) -> bool:

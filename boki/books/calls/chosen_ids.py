@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-import msgspec
-
 from boki.books.calls.call_book import CallBook
 from boki.books.calls.ledger import Accepted, CallEntry, Finished, name_of, waiting_of
+from boki.books.calls.lives import copy_of
 from boki.books.calls.waiting import Waiting
 from boki.errors import AlreadyExists, InvalidArgument, KeyReused, NoSuchInvocation, NotFound, Trimmed
 from boki.libs.fold.retrying import until_answered
@@ -58,7 +57,7 @@ async def copied(book: CallBook, call: Call, source: str) -> Call:
         raise InvalidArgument(
             f"call {source} is one of {known.call.function!r}, not of {call.function!r}", field="copies"
         )
-    return msgspec.structs.replace(call, payload=known.call.payload)
+    return copy_of(call, known.call)
 
 
 async def _acceptance(book: CallBook, last: CallEntry) -> Accepted | None:

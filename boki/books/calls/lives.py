@@ -36,6 +36,17 @@ def pinned(call: Call, version: int) -> Call:
     return msgspec.structs.replace(call, chosen=msgspec.structs.replace(call.chosen, attributes=attributes))
 
 
+def copy_of(call: Call, known: Call) -> Call:
+    """The call with the payload of one that was accepted. If that is an earlier life of it, the same one waits for its
+    end, unless it names another.
+    """
+    call = msgspec.structs.replace(call, payload=known.payload)
+    if call.id != known.id or call.chosen is None or call.chosen.reports_to or known.chosen is None:
+        return call
+    chosen = msgspec.structs.replace(call.chosen, reports_to=known.chosen.reports_to)
+    return msgspec.structs.replace(call, chosen=chosen)
+
+
 def moved(entry: Accepted, version: int) -> Accepted:
     """The same call, pinned to another version."""
     assert entry.call.chosen is not None, "others are not pinned"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from boki.books.calls.ledger import Accepted, Finished
 from boki.errors import InvalidArgument, NoSuchInvocation
 from boki.protocol.calls import ChosenId
 from tests.books.calls.call_world import a_call
@@ -28,3 +29,20 @@ def test_a_call_is_started_with_the_payload_of_another() -> None:
             copy = ChosenId("copy", copies=source)
             with pytest.raises(error):
                 await first.accept(msgspec.structs.replace(a_call(3, "flaky"), chosen=copy))
+
+
+def test_a_call_with_the_payload_of_its_own_earlier_life_reports_to_the_same_parent() -> None:
+    """Such as a workflow that is rewound: its parent may still wait for its end. A call of another id does not."""
+
+    @with_engines("a")
+    async def scenario(cluster: Cluster) -> None:
+        calls, parent = cluster.engines["a"].calls, a_call(9).id
+        first = ChosenId("s1", reports_to=parent)
+        await calls.accept(msgspec.structs.replace(a_call(1, "echo", data=b"mine"), chosen=first))
+        await calls.state(a_call(1).id, wait_s=5)
+        for number in (1, 2):
+            copy = ChosenId(f"copy {number}", "fail", "again", copies=a_call(1).id)
+            await calls.accept(msgspec.structs.replace(a_call(number, "echo", data=b""), chosen=copy))
+            await calls.state(a_call(number).id, wait_s=5)
+        assert [entry.reports_to for entry in cluster.entries(Finished)] == [parent, parent, ""]
+        assert [entry.call.payload.data for entry in cluster.entries(Accepted)] == [b"mine"] * 3

@@ -263,3 +263,17 @@ async def test_the_end_of_a_child_that_was_rewound_is_heard(boki_context: boki.t
     await ctx.clock.advance(1_000)
     assert (await parent.status()).status == "done"
     assert await parent.result() == "whole"
+
+
+async def test_a_child_that_was_rewound_is_closed_with_its_parent(boki_context: boki.testing.Context) -> None:
+    """However long ago it was started first: it reports to the same workflow as before."""
+    ctx = boki_context
+    parent = await calls_brittle.start(ctx)
+    await ctx.clock.advance(10)
+    await parent.pause()
+    await ctx.clock.advance(100)
+    UNDONE.append("what was wrong")
+    child = brittle.handle(ctx, "b")
+    await child.rewind()
+    logged = ctx._calls._logged[child.invocation_id]  # type: ignore[attr-defined]
+    assert logged.call.chosen.reports_to == parent.invocation_id
