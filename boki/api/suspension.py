@@ -259,8 +259,8 @@ class CallsById(CallHere):
         return await self._port.ask_call(invocation_id, self._state.deadline.wait_s(wait_s), "")
 
     async def cancel(self, invocation_id: str, life_us: int = 0) -> InvocationState:
-        """End a logged call in whatever state. `WrongState` if it has ended otherwise, or was accepted at another time
-        than `life_us` (0: whenever that was): it was started again since. A retry keeps the time. `NoSuchInvocation`.
+        """End a logged call in whatever state. `WrongState` if it has ended otherwise, or was started or retried since
+        it had that `InvocationState.life_us` (0: whichever it has). `NoSuchInvocation`.
         """
         return await self._port.ask_call(invocation_id, 0, life_us or "cancel")
 

@@ -54,8 +54,10 @@ class Ledger(Protocol):
     async def page(self, wanted: CallFilter) -> CallPage:
         """A page of the logged calls that match, those that changed last first."""
 
-    async def cancel(self, invocation_id: str) -> InvocationState:
-        """End a logged call: one that has not begun never runs. `WrongState` if it has ended, `NoSuchInvocation`."""
+    async def cancel(self, invocation_id: str, life_us: int = 0) -> InvocationState:
+        """End a logged call: one that has not begun never runs. `WrongState` if it has ended, or was started again
+        since it had that `life_us` (0: whichever it has). `NoSuchInvocation`.
+        """
 
 
 class EventSink(Protocol):

@@ -46,8 +46,10 @@ class CallLedger(Protocol):
     async def page(self, wanted: CallFilter) -> CallPage:
         """A page of the logged calls that match, those that changed last first."""
 
-    async def cancel(self, invocation_id: str) -> InvocationState:
-        """End a logged call: one that has not begun never runs. `WrongState` if it has ended, `NoSuchInvocation`."""
+    async def cancel(self, invocation_id: str, life_us: int = 0) -> InvocationState:
+        """End a logged call: one that has not begun never runs. `WrongState` if it has ended, or was started again
+        since it had that `life_us` (0: whichever it has). `NoSuchInvocation`.
+        """
 
     async def retry(self, invocation_id: str) -> InvocationState:
         """Run a logged call again that has failed or was cancelled, under its id; one that has not ended is left as it

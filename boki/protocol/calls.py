@@ -356,6 +356,13 @@ class InvocationState(msgspec.Struct, frozen=True, kw_only=True):
     start: str = ""
     """Which start it was accepted for, if its caller chose its id (`ChosenId`) and it has not ended; not in lists."""
 
+    @property
+    def life_us(self) -> int:
+        """Tells the lives of one id apart: each was due at another time. A retry keeps when it was accepted. Not in
+        lists.
+        """
+        return self.due_us
+
 
 class Move(msgspec.Struct, frozen=True, array_like=True):
     """Pin the call to this version, if it does not run, and has had that many runs."""
@@ -366,7 +373,7 @@ class Move(msgspec.Struct, frozen=True, array_like=True):
 
 CallChange = Literal["", "cancel", "retry"] | int | Move
 """What is done to a logged call that is asked about: nothing, or it is cancelled, run again, or pinned to another
-version. A number: it is cancelled if it is the one that was accepted at that time, and was not started again since."""
+version. A number: it is cancelled if it has that `InvocationState.life_us`."""
 
 MAX_CALLS_PAGE: Final = 500
 """Maximum number of calls on one page of a list."""

@@ -261,7 +261,7 @@ class Calls:
         logged = self._logged.get(invocation_id)
         if logged is None:
             raise NoSuchInvocation(f"no later call has the id {invocation_id!r:.80}")
-        if isinstance(change, int) and logged.accepted_us != change:
+        if isinstance(change, int) and logged.state().life_us != change:
             raise WrongState(f"call {invocation_id} was started again since", state="changed")
         if (change == "cancel" or isinstance(change, int)) and logged.status != "cancelled":
             if logged.is_over:

@@ -77,12 +77,11 @@ class Inquiries:
 
     async def cancel(self, invocation_id: str, life_us: int = 0) -> InvocationState:
         """End a call: one that has not begun never runs. Again: the same answer. `WrongState` if it has ended, or was
-        accepted at another time than `life_us` (0: whenever that was): it was started again since. A retry keeps
-        the time.
+        started or retried since it had that `life_us` (0: whichever it has).
         """
         while True:
             entry, record = await self._find(invocation_id)
-            if life_us and (await self._state_of(entry, record)).accepted_us != life_us:
+            if life_us and (await self._state_of(entry, record)).life_us != life_us:
                 raise WrongState(f"call {invocation_id} was started again since", state="changed")
             if isinstance(entry, Finished):
                 if entry.state == "cancelled":

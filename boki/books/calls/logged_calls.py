@@ -241,8 +241,8 @@ class LoggedCalls:
     async def cancel(self, invocation_id: str, life_us: int = 0) -> InvocationState:
         """End a call: one that has not begun never runs, the body of one that runs is cancelled, wherever that is.
 
-        Again: the same answer. `WrongState` if it has ended, or was accepted at another time than `life_us` (0:
-        whenever that was), which a retry keeps. `NoSuchInvocation`.
+        Again: the same answer. `WrongState` if it has ended, or was started or retried since it had that `life_us` (0:
+        whichever it has). `NoSuchInvocation`.
         """
         state = await self._shielded(self._inquiries.cancel(invocation_id, life_us), invocation_id, _ACCEPT_TIMEOUT_S)
         if state.state == "cancelled" and invocation_id not in self._book.ledger.waiting:  # else it runs again already

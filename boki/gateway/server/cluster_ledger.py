@@ -107,15 +107,15 @@ class ClusterLedger:
         assert answer.page is not None, "else it has a failure, which is raised"
         return answer.page
 
-    async def cancel(self, invocation_id: str) -> InvocationState:
+    async def cancel(self, invocation_id: str, life_us: int = 0) -> InvocationState:
         """See `CallLedger`."""
-        return await self._change(invocation_id, "cancel")
+        return await self._change(invocation_id, life_us or "cancel")
 
     async def retry(self, invocation_id: str) -> InvocationState:
         """See `CallLedger`."""
         return await self._change(invocation_id, "retry")
 
-    async def _change(self, invocation_id: str, change: Literal["cancel", "retry"]) -> InvocationState:
+    async def _change(self, invocation_id: str, change: Literal["cancel", "retry"] | int) -> InvocationState:
         answer = await self._ask(
             lambda number, _left_us: ChangeCall(number, invocation_id, change),
             _ACCEPT_TIMEOUT_S,

@@ -48,8 +48,10 @@ class KnownCalls(Protocol):
     async def state(self, invocation_id: str, wait_s: float = 0) -> InvocationState:
         """What is known of a call, after waiting at most `wait_s` for its end. `NoSuchInvocation`"""
 
-    async def cancel(self, invocation_id: str) -> InvocationState:
-        """End a call. `WrongState` if it has ended otherwise, `NoSuchInvocation`."""
+    async def cancel(self, invocation_id: str, life_us: int = 0) -> InvocationState:
+        """End a call if it has that `life_us` (0: whichever it has). `WrongState` if it has another one, or has ended
+        otherwise. `NoSuchInvocation`.
+        """
 
 
 async def has_ended(calls: KnownCalls, invocation_id: str) -> bool | None:

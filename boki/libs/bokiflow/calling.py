@@ -115,4 +115,4 @@ class Calling:
         if work.closes_by == "cancel" and (is_known or child_of(child.attributes)[1] != "kill"):
             await ask_to_end(self._ctx, child)
         else:
-            await kill_tree(self._ctx, child.id, keep_s, child.accepted_us)
+            await kill_tree(self._ctx, child.id, keep_s, child.life_us)

@@ -41,14 +41,14 @@ _AT_ONCE: Final = 16
 async def close_and_look_again(ctx: Context, keep_s: float) -> Payload:
     """The body of a closer. In the end it says that the workflow has ended, which a killed one could not say itself."""
     calls = CallsById(ctx)
-    run, _, accepted_us = calls.payload.data.decode().partition(" ")
+    run, _, life_us = calls.payload.data.decode().partition(" ")
     nothing = encode_any(None, "the end of a closer")
     try:
         state = await until_answered(partial(calls.state, run), f"a look at workflow {run}")
     except NoSuchInvocation:
         return nothing
-    await kill_tree(ctx, run, keep_s, int(accepted_us))
-    if str(state.accepted_us) == accepted_us:
+    await kill_tree(ctx, run, keep_s, int(life_us))
+    if str(state.life_us) == life_us:
         await record_end(ctx, run, state, keep_s)
     if ctx.run_number == 1:
         raise Suspend(clock_of(ctx).now_us() + _AGAIN_US, note="looks once more for children")
@@ -67,12 +67,12 @@ async def record_end(ctx: Context, run: str, killed: InvocationState, keep_s: fl
     ended_us = 0
     with suppress(NoSuchInvocation):  # forgotten since: then nothing was begun again
         state = await until_answered(partial(CallsById(ctx).state, run), f"a look at workflow {run}")
-        if state.accepted_us != killed.accepted_us:
+        if state.life_us != killed.life_us:
             return
         ended_us = state.finished_us
     end = encode_entry(Entry(0, uncounted(place), 0, 0, Ended(ended_us)))
     when = Expect(tag, count=place)
-    key = f"flow-end:{run}:{killed.accepted_us}"
+    key = f"flow-end:{run}:{killed.life_us}"
     with suppress(ConditionFailed):
         append = partial(book.append, end, [tag, ended_tag(keep_s)], key=key, when=when)
         await until_answered(append, f"the end of workflow {run}")
@@ -81,8 +81,8 @@ async def record_end(ctx: Context, run: str, killed: InvocationState, keep_s: fl
 async def kill_tree(ctx: Context, run: str, keep_s: float, life_us: int = 0) -> None:
     """End a workflow, and its children as their policies say, and those of children that it ends. Repeatable.
 
-    What they leave is trimmed after `keep_s`: of children the decorator is not known here. `life_us`: when it was
-    accepted. If it was begun again since, that and what it has started is not to be closed. 0: whenever it was.
+    What they leave is trimmed after `keep_s`: of children the decorator is not known here. `life_us`: which life of it.
+    If it was begun again since, that and what it has started is not to be closed. 0: whichever it has.
     """
     await _kill_all(ctx, [(run, life_us)], keep_s)
 
@@ -127,7 +127,7 @@ async def _has_left_something(ctx: Context, killed: InvocationState) -> bool:
 
 async def _close_children(ctx: Context, run: str, life_us: int, since_us: int = 0) -> list[tuple[str, int]]:
     """Of the children accepted since that time: ask those to end that are to cancel themselves; the ones to be killed,
-    and when they were accepted. `life_us`: when their parent was; those of a later life of it are left alone. 0: it has
+    and in which lives. `life_us`: that of their parent; children of a later life of it are left alone. 0: it has
     none.
     """
     calls = CallsById(ctx)
@@ -136,7 +136,7 @@ async def _close_children(ctx: Context, run: str, life_us: int, since_us: int = 
     looks = [children[at : at + _AT_ONCE] for at in range(0, len(children), _AT_ONCE)]
     found = [state for some in looks for state in await gather(*(_state_of(calls, child) for child in some))]
     parent = await _state_of(calls, run) if life_us and children else None  # after them: none is of a life after that
-    until_us = _ANY_TIME if parent is None or parent.accepted_us == life_us else parent.accepted_us
+    until_us = _ANY_TIME if parent is None or parent.life_us == life_us else parent.life_us
     for child, state in zip(children, found, strict=True):
         if state is None or CHILD not in state.attributes:  # it was a child, and another caller has started it again
             continue
@@ -144,7 +144,7 @@ async def _close_children(ctx: Context, run: str, life_us: int, since_us: int = 
         if not since_us <= state.accepted_us < until_us or state.state in ("done", "failed"):
             continue
         if policy == "kill":
-            killed.append((child, state.accepted_us))  # also one that is: its own children may not be closed yet
+            killed.append((child, state.life_us))  # also one that is: its own children may not be closed yet
         elif policy == "cancel" and state.state not in OVER:
             await ask_to_end(ctx, state)
     return killed
@@ -161,7 +161,7 @@ async def _state_of(calls: CallsById, call: str) -> InvocationState | None:
 async def ask_to_end(ctx: Context, child: InvocationState) -> None:
     """Ask a child workflow to cancel itself. Repeatable; one that was begun again since is asked again."""
     run = child.id
-    note, key = encode_note(CancelRequested("its parent has ended")), f"flow-close:{run}:{child.accepted_us}"
+    note, key = encode_note(CancelRequested("its parent has ended")), f"flow-close:{run}:{child.life_us}"
     append = partial(ctx.logbook_named(child.book).append, note, [inbox_tag(run)], key=key)
     await until_answered(append, f"a request to workflow {run}")
 

@@ -260,15 +260,19 @@ class Handle(Generic[R]):
 
         Again: nothing more happens. `WorkflowEnded` if it has ended before.
         """
-        state = await self._state()
-        try:
-            if state.state not in OVER:
-                await self._calls.begin(closer_of(state))
-            await self._calls.cancel(self.invocation_id)
-        except WrongState as error:
-            raise WorkflowEnded(f"{self!r} has ended: it cannot be killed", **error.details) from None
-        except NoSuchInvocation:
-            raise no_such_workflow(self.workflow, self.id, self.book) from None
+        while True:
+            state = await self._state()
+            try:
+                if state.state not in OVER:
+                    await self._calls.begin(closer_of(state))
+                await self._calls.cancel(self.invocation_id, state.life_us)
+            except WrongState as error:
+                if error.details.get("state") == "changed":
+                    continue  # it was started again since: the children of that life need a closer, too
+                raise WorkflowEnded(f"{self!r} has ended: it cannot be killed", **error.details) from None
+            except NoSuchInvocation:
+                raise no_such_workflow(self.workflow, self.id, self.book) from None
+            return
 
     async def pause(self, reason: str = "") -> None:
         """Let the steps that run come to their end, and begin nothing more until `resume`. Messages are kept."""
@@ -425,9 +429,9 @@ class Handle(Generic[R]):
 
 def closer_of(state: InvocationState) -> Beginning:
     """The call that closes the children of a workflow which is to be killed: see `boki.libs.bokiflow.closing`."""
-    closer = invocation_id_of("close", state.id, str(state.accepted_us))
+    closer = invocation_id_of("close", state.id, str(state.life_us))
     attributes: dict[str, Attribute] = {ATTENDS: CLOSER, ANY_VERSION: True}
-    run = Payload("text", f"{state.id} {state.accepted_us}".encode())
+    run = Payload("text", f"{state.id} {state.life_us}".encode())
     return Beginning(state.function, state.book, closer, "close", "", attributes, run, if_running="use", if_ended="use")
 
 

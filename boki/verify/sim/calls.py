@@ -96,7 +96,7 @@ class CallLedger(Protocol):
     async def state(self, invocation_id: str, wait_s: float = 0.0) -> InvocationState:
         """What is known of it."""
 
-    async def cancel(self, invocation_id: str) -> InvocationState:
+    async def cancel(self, invocation_id: str, life_us: int = 0) -> InvocationState:
         """End it."""
 
 

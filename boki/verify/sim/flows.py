@@ -177,7 +177,8 @@ class _CallsOfUser:
 
     async def ask_call(self, invocation_id: str, wait_s: float, change: CallChange) -> InvocationState:
         """See `CallPort`."""
-        assert not isinstance(change, int), "only an attendant names a life"
+        if isinstance(change, int):
+            return await self._ask(lambda ledger: ledger.cancel(invocation_id, change))
         if change == "cancel":
             return await self._ask(lambda ledger: ledger.cancel(invocation_id))
         return await self._ask(lambda ledger: ledger.state(invocation_id, min(wait_s, _POLL_S)))

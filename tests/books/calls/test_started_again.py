@@ -110,12 +110,34 @@ def test_a_cancellation_of_one_life_leaves_the_next_alone() -> None:
         first = await calls.state(start(1).id)
         await time_passes(1)
         for _ in range(2):
-            assert (await calls.asked(start(1).id, 0, first.accepted_us)).state == "cancelled"
+            assert (await calls.asked(start(1).id, 0, first.life_us)).state == "cancelled"
         await calls.accept(start(2))
         with pytest.raises(WrongState, match="started again"):
-            await calls.asked(start(1).id, 0, first.accepted_us)
+            await calls.asked(start(1).id, 0, first.life_us)
         assert (await calls.state(start(2).id)).state == "running"
         await calls.cancel(start(2).id)
+        await calls.stop()
+
+    run(scenario())
+
+
+def test_a_cancellation_of_one_life_leaves_a_retry_of_it_alone() -> None:
+    """A retry keeps when the call was accepted, and begins another life all the same."""
+
+    async def scenario() -> None:
+        world = CallWorld()
+        body = world.bodies["body"] = Gate()
+        calls = await world.start()
+        await calls.accept(start(1))
+        await body.started.wait()
+        first = await calls.state(start(1).id)
+        ended = await calls.asked(start(1).id, 0, first.life_us)
+        await time_passes(1)
+        again = await calls.asked(start(1).id, 0, "retry")
+        assert (again.accepted_us, ended.life_us) == (first.accepted_us, first.life_us)
+        with pytest.raises(WrongState, match="started again"):
+            await calls.asked(start(1).id, 0, first.life_us)
+        assert (await calls.asked(start(1).id, 0, again.life_us)).state == "cancelled"
         await calls.stop()
 
     run(scenario())

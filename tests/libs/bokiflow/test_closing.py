@@ -111,7 +111,7 @@ async def test_a_kill_is_carried_on_by_the_log(boki_context: boki.testing.Contex
     handle = await root.start(ctx, "kill", id="r")
     await ctx.clock.advance(100)
 
-    async def lost(_invocation_id: str) -> None:
+    async def lost(_invocation_id: str, _life_us: int) -> None:
         raise Unavailable("this process is dead")
 
     with patch.object(handle._calls, "cancel", lost), pytest.raises(Unavailable):
@@ -186,3 +186,65 @@ async def test_a_run_that_is_stopped_leaves_children_alone(boki_context: boki.te
     calls._start(calls._run_later(logged))
     assert await handle.result() == "leaf"
     assert set(ENDED) == {"done leaf"}
+
+
+async def retried(ctx: boki.testing.Context, handle: Handle[Any]) -> None:
+    """As `boki calls retry` does."""
+    await ctx._calls.ask_call(handle.invocation_id, 0, "retry")
+
+
+async def test_a_closer_leaves_a_retry_alone(boki_context: boki.testing.Context) -> None:
+    """It looks once more some seconds after the kill, and the same call may run again by then."""
+    ctx = boki_context
+    handle = await twigs.start(ctx, ["kill", "leaf"], id="r")
+    await ctx.clock.advance(100)
+    await handle.kill()
+    await ctx.clock.advance(1)
+    await retried(ctx, handle)
+    await ctx.clock.advance(100)
+    assert (await handle.status()).status == "suspended"
+
+
+async def test_a_second_kill_closes_what_a_retry_has_started(boki_context: boki.testing.Context) -> None:
+    """Each life that is killed has a closer of its own, and a record of its end."""
+    ctx = boki_context
+
+    @workflow
+    async def late() -> None:
+        await flow.sleep(50)
+        await flow.start(leaf, "leaf", id="leaf", parent_close="kill")
+        await flow.sleep(1_000)
+
+    handle = await late.start(ctx, id="r")
+    await ctx.clock.advance(10)
+    await handle.kill()
+    await ctx.clock.advance(20)
+    await retried(ctx, handle)
+    await ctx.clock.advance(100)
+    assert (await leaf.handle(ctx, "leaf").status()).status == "suspended"
+    await handle.kill()
+    await ctx.clock.advance(20)
+    assert (await leaf.handle(ctx, "leaf").status()).status == "cancelled"
+
+
+async def test_a_kill_of_what_was_started_again_meanwhile_closes_its_children(
+    boki_context: boki.testing.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who kills has looked at the life before. The one that ends has a closer, too."""
+    ctx = boki_context
+    handle = await twigs.start(ctx, ["kill", "first"], id="r")
+    await ctx.clock.advance(100)
+    begin, again = handle._calls.begin, []
+
+    async def slowly(closer: Any) -> None:
+        await begin(closer)
+        if not again:
+            again.append(await twigs.start(ctx, ["kill", "second"], id="r", if_running="kill"))
+            await ctx.clock.advance(10)
+
+    monkeypatch.setattr(handle._calls, "begin", slowly)
+    await handle.kill()
+    await ctx.clock.advance(20)
+    assert (await handle.status()).status == "cancelled"
+    for name in ("first", "second"):
+        assert (await leaf.handle(ctx, name).status()).status == "cancelled"

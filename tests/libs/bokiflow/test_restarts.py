@@ -98,7 +98,7 @@ async def test_the_end_of_a_killed_life_takes_no_place_of_the_next_one() -> None
         run = listener.handle(ctx, "1").invocation_id
         state = await CallsById(ctx).state(run)
         before = await ctx.logbook.check_tail(journal_tag(run))
-        await record_end(ctx, run, msgspec.structs.replace(state, accepted_us=state.accepted_us - 1), 60.0)
+        await record_end(ctx, run, msgspec.structs.replace(state, due_us=state.due_us - 1), 60.0)
         assert await ctx.logbook.check_tail(journal_tag(run)) == before
         await record_end(ctx, run, state, 60.0)
         after = await ctx.logbook.check_tail(journal_tag(run))

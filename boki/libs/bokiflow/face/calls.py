@@ -18,9 +18,9 @@ class GatewayCalls:
         """See `Calls`."""
         return await self._gateway.ledger.state(invocation_id, wait_s)
 
-    async def cancel(self, invocation_id: str) -> InvocationState:
+    async def cancel(self, invocation_id: str, life_us: int = 0) -> InvocationState:
         """See `Calls`."""
-        return await self._gateway.ledger.cancel(invocation_id)
+        return await self._gateway.ledger.cancel(invocation_id, life_us)
 
     async def begin(self, call: Beginning) -> None:
         """See `Calls`."""
