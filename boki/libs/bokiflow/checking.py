@@ -133,7 +133,7 @@ def _join(body: Body, recorded: Recorded) -> None:
 def _letters(recorded: Recorded) -> deque[Letter]:
     """The messages that the recorded workflow was given or has waiting."""
     history = recorded.history()
-    taken = frozenset(history.continued.taken if history.continued is not None else ())
+    taken = frozenset(history.taken)
     letters: deque[Letter] = deque()
     for one in recorded.inbox:
         letter = letter_of(one.data, one.seqnum, one.time_us)

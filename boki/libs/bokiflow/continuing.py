@@ -30,8 +30,7 @@ async def record_continuation(
     # what says that they are forgotten is trimmed below, so the record has to name them, also those not read so far
     end = max((high for _, high, _ in history.forgotten), default=0)
     await inbox.read_to(end)
-    before = history.continued.taken if history.continued is not None else ()
-    taken = tuple(sorted(seqnum for seqnum in {*taken, *before, *inbox.passed} if seqnum > cursor))
+    taken = tuple(sorted(seqnum for seqnum in {*taken, *history.taken, *inbox.passed} if seqnum > cursor))
     journal.add(Continued(payload, journal.place, number, taken), cursor, now_us, machine.began_us)
     journal.flush()
     await journal.rest()

@@ -80,8 +80,8 @@ class Execution:
         self.journal = JournalWriter(
             ctx.logbook, tag, history, writer, life, self._on_journal, run=ctx.run_number, in_turn=in_turn
         )
-        taken = history.continued.taken if history.continued is not None else ()
-        tag, forgotten = inbox_tag(self._id), history.forgotten
+        taken, forgotten = history.taken, history.forgotten
+        tag = inbox_tag(self._id)
         watching = LockWatch(ctx, self.machine).look
         self.inbox = InboxReader(ctx.logbook, tag, history.cursor, taken, self._on_letters, forgotten, watching)
         self._keeper = Keeper(

@@ -106,6 +106,8 @@ class History:
         """The workflow's time when it began."""
         self.cursor = 0
         """The inbox is read from behind this seqnum."""
+        self.taken: tuple[int, ...] = ()
+        """Messages behind the cursor that were taken all the same, by this life or an earlier one."""
         self.trimmed_to = 0
         """The seqnum of the last `Continued`: what stands below it is of no use."""
         self._last: Entry | None = None
@@ -173,7 +175,7 @@ class History:
         match entry.fact:
             case Continued():
                 self.continued = entry.fact
-                self.cursor = entry.seen
+                self.cursor, self.taken = entry.seen, entry.fact.taken
                 self.trimmed_to = seqnum
                 self.has_begun = True
                 self._clear(entry.at_us)
@@ -199,6 +201,7 @@ class History:
         self._lives.clear()
         self.progress_run = 0
         self.cursor = self._heard
+        self.taken = tuple(seqnum for seqnum in self.taken if seqnum > self.cursor)
         self.forgotten = [(self.cursor, before, self._until_us)] if before > self.cursor else []
         self.has_begun = False
 

@@ -166,8 +166,7 @@ async def _copy_inbox(
     logbook: LogBook, history: History, branch: Branch, run: str, new_run: str, start: str
 ) -> list[tuple[int, int]]:
     """Copy the messages that the kept part was given: where each stood, and stands now."""
-    taken = history.continued.taken if history.continued is not None else ()
-    inbox = InboxReader(logbook, inbox_tag(run), history.cursor, taken, lambda: None, history.forgotten)
+    inbox = InboxReader(logbook, inbox_tag(run), history.cursor, history.taken, lambda: None, history.forgotten)
     await inbox.read_to_end()
     letters, requests = letters_for(history, branch, inbox.letters), history.requests(run)
     moved: list[tuple[int, int]] = []

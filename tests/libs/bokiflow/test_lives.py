@@ -9,10 +9,11 @@ import pytest
 
 import boki.testing
 from boki import BokiError
+from boki.extending import Payload
 from boki.libs.bokiflow import flow, step, workflow
 from boki.libs.bokiflow import run as runs
 from boki.libs.bokiflow.history import History
-from boki.libs.bokiflow.records import Began, Ended, Entry, encode_entry
+from boki.libs.bokiflow.records import Began, Continued, Ended, Entry, encode_entry
 from tests.libs.bokiflow.test_rest import passes
 
 
@@ -153,3 +154,44 @@ async def test_a_request_to_a_life_that_closes_its_children_is_no_request_to_the
         await boki_context.clock.advance(3)
         await handle.signal("go")
         assert await handle.result() == "ended"
+
+
+@workflow
+async def one_round(n: int) -> list[int]:
+    """Takes a signal beside one that it leaves, continues as new, and ends; another life tells what it is given."""
+    found: list[int] = []
+    if n < 2:
+        await flow.receive("taken")
+        flow.continue_as_new(n + 2)
+    if n == 3:
+        flow.on_signal("taken", found.append)
+        await flow.receive("end")
+    return found
+
+
+async def test_what_a_life_took_beside_a_message_that_it_left_is_not_for_the_next(
+    boki_context: boki.testing.Context,
+) -> None:
+    """The life before had continued as new, so its journal says no more than which messages it took."""
+    ctx = boki_context
+    handle = one_round.handle(ctx, "h")
+    for name in ("left", "taken"):
+        await handle.signal(name, 7)
+    assert await (await one_round.start(ctx, 0, id="h")).result() == []
+    await one_round.start(ctx, 3, id="h", if_ended="again")
+    await ctx.clock.advance(5)
+    await handle.signal("taken", 8)
+    await handle.signal("end")
+    assert await handle.result() == [8]
+
+
+def test_what_an_earlier_life_has_taken_is_known_to_the_next() -> None:
+    """As far as it stands behind what that one begins to read from, also once it has a record of its own."""
+    history = History(2)
+    history.fold(encode_entry(Entry(1, 3, 9, 1, Continued(Payload("bytes", b""), 3, 1, (12, 14)), 1, 1)), 20)
+    history.fold(encode_entry(Entry(1, 3, 12, 7, Ended(7), 0, 1)), 21)
+    history.settle()
+    assert (history.cursor, history.taken) == (12, (14,))
+    history.fold(encode_entry(Entry(2, 5, 0, 9, Began(), 9, 2)), 30)
+    history.settle()
+    assert (history.cursor, history.taken) == (12, (14,))
