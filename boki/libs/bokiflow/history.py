@@ -100,6 +100,8 @@ class History:
         self.continued: Continued | None = None
         self.place = 0
         """The place of the next record: how many the tag has ever had."""
+        self.is_counted = True
+        """Whether the place is certain; not where a part of an earlier life's records is trimmed."""
         self.next_start = 0
         """The seqnum from which on the journal was not read yet."""
         self.began_us = 0
@@ -143,8 +145,8 @@ class History:
         if entry is not None and not place and isinstance(entry.fact, Continued):
             place = entry.fact.place  # the records in front of it were trimmed
             self._last = entry  # and it was looked at before they were
-        elif entry is not None and not place:
-            place = entry.base if entry.base >= 0 else uncounted(entry.base)  # those of earlier lives may be trimmed
+        elif entry is not None and (not place or entry.base > place):  # those in front of it may be trimmed, or some
+            place = entry.base if entry.base >= 0 else uncounted(entry.base)
         self.place = place + 1
         before = self.next_start - 1
         self.next_start = seqnum + 1

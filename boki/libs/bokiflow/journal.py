@@ -274,7 +274,7 @@ class JournalWriter:
         self, group: Sequence[NewRecord], when: Sequence[Expect], mine: list[bytes]
     ) -> Sequence[int] | None:
         """Append the group until the log has decided; None: it stands nowhere, and never will."""
-        tries, is_doubtful, count = 0, False, 0
+        tries, is_doubtful, count = 0, False, self._base
         while True:
             tries += 1
             try:
@@ -292,7 +292,7 @@ class JournalWriter:
                 if [data for data, _ in stood[: len(mine)]] == mine:
                     last = stood[len(mine) - 1][1]
                     return range(last + 1 - len(group), last + 1)  # a group's records are neighbours
-                self.is_overtaken = bool(stood) or count > self.durable
+                self.is_overtaken = bool(stood) or not self._base <= count <= self.durable
                 return None
             await asyncio.sleep(PATIENT.pause_s(tries))
 
@@ -366,12 +366,13 @@ class JournalWriter:
     async def _resend(self, count: int) -> None:
         """Compare the journal with what was sent, and append what is missing; raises if that is not decided. `count`:
         the number of records that the journal has ever had. If fewer are known, an earlier life's were trimmed, of
-        which this execution did not know: none of its places is right.
+        which this execution did not know; if fewer than when it began, they were forgotten. Its places are wrong.
         """
         stood = await self._read_unsure()
         start, stop = self.durable, self.place
         mine = [self._sent[place] for place in range(start, stop)]
-        if [data for data, _ in stood] != mine[: len(stood)] or count > start + len(stood):
+        is_known = self._base <= count <= start + len(stood)
+        if [data for data, _ in stood] != mine[: len(stood)] or not is_known:
             self.is_overtaken = True
             return
         self._kept.clear()
@@ -396,9 +397,9 @@ class JournalWriter:
             start = page.records[-1].next_seqnum
 
     def _counted(self, error: BokiError) -> int:
-        """How many records the journal has ever had, if that is why the log refused; else 0."""
+        """How many records the journal has ever had, if that is why the log refused; else what this began with."""
         is_told = isinstance(error, ConditionFailed) and error.details.get("tag") == self._tag
-        return int(error.details.get("actual_count", 0)) if is_told else 0
+        return int(error.details.get("actual_count", self._base)) if is_told else self._base
 
     @staticmethod
     def _is_final(error: BokiError) -> bool:

@@ -22,10 +22,11 @@ from boki.libs.bokiflow.joins import Base, JoinRecord
 from boki.libs.bokiflow.journal import PAGE_RECORDS
 from boki.libs.bokiflow.keeping import answered
 from boki.libs.bokiflow.machine import Machine
-from boki.libs.bokiflow.records import CODEC, inbox_tag, journal_tag
+from boki.libs.bokiflow.records import CODEC, Continued, entry_of, inbox_tag, journal_tag
 from boki.libs.bokiflow.refusals import NoThread
 from boki.libs.bokiflow.state import OpenTransaction
 from boki.libs.bokiflow.stepping import STARTER
+from boki.libs.bokiflow.sweeping import place_of
 from boki.libs.bokistore.way import Way
 from boki.libs.fold.retrying import until_answered
 
@@ -53,8 +54,26 @@ async def read_history(logbook: LogBook, tag: str, life: int | None = None) -> H
         if not page.records:
             history.settle()
             return history
+        if page.first_seqnum and not history.next_start:
+            first = entry_of(page.records[0].data)
+            history.is_counted = first is not None and (first.life == life or isinstance(first.fact, Continued))
         for record in page.records:
             history.fold(record.data, record.seqnum)
+
+
+async def read_counted(logbook: LogBook, tag: str, life: int | None = None, *, asks: bool = False) -> History:
+    """The journal as `read_history` gives it, with a place that is certain. `asks`: an append to it was refused.
+
+    Where what earlier lives had left is trimmed, the log tells how many records the journal has had. Those that another
+    execution appended since are not among what is read twice.
+    """
+    history = await read_history(logbook, tag, life)
+    if history.place and history.is_counted and not asks:
+        return history
+    place, before = await place_of(logbook, tag), history.next_start
+    history = await read_history(logbook, tag, life)
+    history.place = place if history.next_start == before else max(history.place, place)
+    return history
 
 
 def prepared(body: Body, name: str, history: History, run: str) -> tuple[Machine, Variables]:

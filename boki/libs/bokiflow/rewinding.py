@@ -52,10 +52,8 @@ async def rewind(calls: Calls, logbook: LogBook, call: InvocationState, step: in
         )
     await logbook.sync()
     start = f"rewind {uuid4().hex}"
-    history = await read_history(logbook, journal_tag(run))
+    history = await read_counted(logbook, journal_tag(run))
     life = life_of(start) if call.state in OVER else history.life
-    if not history.place:
-        history.place = await place_of(logbook, journal_tag(run))
     branch = branch_at(history, step, run, new_scope(run, life, history.place), is_fork=False)
     await _check_children(calls, logbook, run, branch.n, None)
     now_us = logbook.session.likely_time_us()
@@ -96,9 +94,7 @@ async def fork(calls: Calls, logbook: LogBook, call: InvocationState, step: int 
     start = f"fork {uuid4().hex}"
     life = life_of(start)
     history = await read_history(logbook, journal_tag(run))
-    before = await read_history(logbook, journal_tag(new_run))
-    if not before.place:
-        before.place = await place_of(logbook, journal_tag(new_run))
+    before = await read_counted(logbook, journal_tag(new_run))
     branch = branch_at(history, step, run, new_scope(new_run, life, before.place), is_fork=True)
     await _check_children(calls, logbook, run, None, branch.n)
     moved = await _copy_inbox(logbook, history, branch, run, new_run, start)

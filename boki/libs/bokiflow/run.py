@@ -31,11 +31,11 @@ from boki.libs.bokiflow.joining import came_of
 from boki.libs.bokiflow.pausing import Pause
 from boki.libs.bokiflow.records import Paused, encode_note, entry_of, inbox_tag, journal_tag
 from boki.libs.bokiflow.refusals import Diverged, NoThread, Unreadable
-from boki.libs.bokiflow.replaying import Runnable, ask_query, join, read_base, read_history
+from boki.libs.bokiflow.replaying import Runnable, ask_query, join, read_base, read_counted
 from boki.libs.bokiflow.rewinding import FORKED_FROM
 from boki.libs.bokiflow.run_time import GIVES_WAY, RunTime
 from boki.libs.bokiflow.schedules.attendant import attend_schedule
-from boki.libs.bokiflow.sweeping import Sweeps, kept_s, place_of
+from boki.libs.bokiflow.sweeping import Sweeps, kept_s
 from boki.libs.bokiflow.upgrading import CHECKER, MOVER, move
 from boki.libs.bokiflow.work import JOINS
 from boki.libs.fold.retrying import until_answered
@@ -85,7 +85,7 @@ async def _run(ctx: Context, workflow: Limited, arguments: tuple[Any, ...], run_
     limit = limit_of(attributes, workflow.limit)
     _check_try(ctx, needs_log=has_history or limit is not None or JOINS in attributes)
     is_first = ctx.run_number == 1 and not has_history
-    history = History(life) if is_first else await _read(ctx, tag, life)
+    history = History(life) if is_first else await read_counted(ctx.logbook, tag, life)
     if limit is not None and not history.has_begun:
         await pass_gate(ctx, workflow, limit, arguments[0] if arguments else None, history)
     base = await read_base(ctx.logbook, ctx.invocation_id) if JOINS in attributes else None
@@ -127,19 +127,7 @@ async def _run(ctx: Context, workflow: Limited, arguments: tuple[Any, ...], run_
             await execution.close()
         if run_time.may_end:  # one that continues as new again and again would never come to rest
             raise Suspend(1, note=GIVES_WAY)
-        history = await _read(ctx, tag, life)
-
-
-async def _read(ctx: Context, tag: str, life: int) -> History:
-    """The journal so far. Of one without a record the log tells the place: what earlier lives had left may be trimmed,
-    and is counted. A record that another execution of this life appended meanwhile would be counted unread.
-    """
-    history = await read_history(ctx.logbook, tag, life)
-    if not history.place:
-        place = await place_of(ctx.logbook, tag)
-        history = await read_history(ctx.logbook, tag, life)
-        history.place = history.place or place
-    return history
+        history = await read_counted(ctx.logbook, tag, life, asks=execution.journal.is_overtaken)
 
 
 def _check_try(ctx: Context, *, needs_log: bool) -> None:

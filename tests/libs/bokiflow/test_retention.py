@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, cast
 
 import pytest
 
 import boki.testing
 from boki import ConditionFailed, ConfigError, Expect, FunctionFailed, InvalidArgument, LogBook, Page, Record
+from boki.extending import forget_tags
 from boki.libs.bokiflow import Limit, flow, step, workflow
 from boki.libs.bokiflow.handles import Handle
-from boki.libs.bokiflow.records import Began, Entry, encode_entry, inbox_tag, journal_tag
+from boki.libs.bokiflow.records import Began, Done, Entry, encode_entry, inbox_tag, journal_tag
 from boki.libs.bokiflow.replaying import read_history
 from boki.libs.bokiflow.sweeping import _ended_before, place_of
 
@@ -343,3 +345,57 @@ async def test_all_that_is_old_is_looked_at_however_short_the_pages_are(until_us
     pages = _ended_before(cast("LogBook", logbook), "tag", 0, until_us)
     found = [[record.seqnum for record in page] async for page in pages]
     assert found == ([list(range(1, count + 1))] if count else [])
+
+
+@pytest.mark.parametrize("in_block", [False, True])
+async def test_a_life_whose_journal_is_forgotten_under_it_continues(
+    boki_context: boki.testing.Context, in_block: bool
+) -> None:
+    """A sweep that looked at the call before it was started again forgets what was left of the life before. The records
+    of the new one were always refused: they expect a count that the log does not know any more."""
+    ctx = boki_context
+
+    @step
+    async def sweep_late() -> None:
+        await forget_tags(ctx.logbook, last.next_seqnum, [tag])
+        assert await place_of(ctx.logbook, tag) == 0
+
+    @workflow(keep_s=1_000)
+    async def again(n: int) -> str:
+        if n and not DONE:
+            DONE.append("swept")
+            await sweep_late()
+        if in_block:
+            await flow.store.object("counter").increment("n", 1)
+        return await act("last")
+
+    handle = await again.start(ctx, 0, id="one")
+    await handle.result()
+    DONE.clear()
+    tag = journal_tag(handle.invocation_id)
+    last = await ctx.logbook.check_tail(tag)
+    assert last is not None
+    await again.start(ctx, 1, id="one", if_ended="again")
+    await ctx.clock.advance(60)
+    assert (await handle.status()).status == "done"
+    assert await handle.result() == "last"
+
+
+async def test_an_id_is_used_again_of_whose_journal_a_part_was_trimmed(boki_context: boki.testing.Context) -> None:
+    """The first record that is left says no more than where its writer began. The next life took a place for its own
+    that is not, was refused there, and began again and again."""
+    ctx = boki_context
+    handle = short.handle(ctx, "one")
+    tag = journal_tag(handle.invocation_id)
+    lasts = [await ctx.logbook.append(encode_entry(Entry(7, 0, 0, 1, Began(), 1, 5)), [tag]) for _ in range(5)]
+    await ctx.logbook.trim(lasts[3], tag=tag)
+    await short.start(ctx, "again", id="one", if_ended="again")
+    for _ in range(1_000):
+        await asyncio.sleep(0)
+    await ctx.clock.advance(60)
+    assert (await handle.status()).status == "done"
+    history = await read_history(ctx.logbook, tag)
+    assert history.place == await place_of(ctx.logbook, tag)
+    assert [type(entry.fact) for entry in history.entries][:1] == [Done]
+    assert await handle.rewind(0) == 0
+    assert await handle.result() == "again"
