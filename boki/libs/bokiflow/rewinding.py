@@ -29,9 +29,8 @@ from boki.libs.bokiflow.gates.marks import KEY, LIMIT, PRIORITY, gate_id_of
 from boki.libs.bokiflow.history import History, life_of
 from boki.libs.bokiflow.inbox import InboxReader
 from boki.libs.bokiflow.records import Resumed, encode_note, inbox_tag, journal_tag
-from boki.libs.bokiflow.replaying import read_history, recorded_payload
-from boki.libs.bokiflow.sweeping import place_of
-from boki.libs.bokiflow.work import child_of
+from boki.libs.bokiflow.replaying import read_counted, read_history, recorded_payload
+from boki.libs.bokiflow.work import CHILD, child_of
 from boki.libs.fold.retrying import until_answered, until_decided
 
 WRITER_NAMES: Final = Random()
@@ -143,6 +142,8 @@ async def _check_children(calls: Calls, logbook: LogBook, run: str, since: int |
         try:
             child = await calls.state(child_id)
         except NoSuchInvocation:
+            continue
+        if CHILD not in child.attributes:  # another caller has started it again since
             continue
         n, _ = child_of(child.attributes)
         if child.state in OVER or (since is not None and n < since) or (until is not None and n >= until):

@@ -277,3 +277,18 @@ async def test_a_child_that_was_rewound_is_closed_with_its_parent(boki_context: 
     await child.rewind()
     logged = ctx._calls._logged[child.invocation_id]  # type: ignore[attr-defined]
     assert logged.call.chosen.reports_to == parent.invocation_id
+
+
+async def test_a_call_that_somebody_else_has_started_again_stops_no_rewind_and_no_fork(
+    boki_context: boki.testing.Context,
+) -> None:
+    """It has the id of a child, and is none any more."""
+    ctx = boki_context
+    parent = await uses_cache.start(ctx, id="p")
+    await ctx.clock.advance(5)
+    await cache.start(ctx, False, id="cache", if_ended="again")
+    await ctx.clock.advance(5)
+    assert await (await parent.fork(1, id="f")).fork(1, id="g")
+    await parent.kill()
+    await ctx.clock.advance(10)
+    assert await parent.rewind(0) == 0
