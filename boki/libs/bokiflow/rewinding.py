@@ -165,6 +165,12 @@ async def _copy_inbox(
     """Copy the messages that the kept part was given: where each stood, and stands now."""
     inbox = InboxReader(logbook, inbox_tag(run), history.cursor, history.taken, lambda: None, history.forgotten)
     await inbox.read_to_end()
+    heard = {entry.seen for entry in history.entries[: branch.cut] if entry.seen > history.cursor}
+    if not heard.issubset(letter.seqnum for letter in inbox.letters):
+        raise WrongState(
+            "the workflow has continued as new, or was trimmed, while it was read: nothing was forked; fork it again",
+            state="changed",
+        )
     letters, requests = letters_for(history, branch, inbox.letters), history.requests(run)
     moved: list[tuple[int, int]] = []
     for some in _groups([copied_letter(letter, requests) for letter in letters]):

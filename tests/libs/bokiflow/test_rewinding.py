@@ -10,7 +10,7 @@ import pytest
 
 import boki.testing
 from boki import AlreadyExists, FunctionFailed, InvalidArgument, Retry, WrongState
-from boki.libs.bokiflow import NoSuchWorkflow, StepFailed, flow, step, workflow
+from boki.libs.bokiflow import NoSuchWorkflow, StepFailed, flow, rewinding, step, workflow
 from boki.testing import flows
 
 pytestmark = pytest.mark.usefixtures("each_mode")
@@ -232,6 +232,35 @@ async def test_a_fork_has_the_messages_that_the_steps_followed(boki_context: bok
     await forked.signal("word", "other")
     assert await forked.result() == [first[0], "other"]
     assert len([what for what in DONE if what.startswith("one")]) == 1
+
+
+async def test_a_fork_of_what_continues_as_new_meanwhile_is_refused(
+    boki_context: boki.testing.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its messages are gone by then, and the steps had followed them."""
+    ctx, check = boki_context, rewinding._check_children
+
+    @workflow
+    async def told(n: int) -> list[str]:
+        found = [await act(await flow.receive("word"))]
+        await flow.receive("more")
+        if not n:
+            flow.continue_as_new(1)
+        return found
+
+    async def slowly(*arguments: Any) -> None:
+        await handle.signal("more")
+        await ctx.clock.advance(10)
+        await check(*arguments)
+
+    handle = await told.start(ctx, 0, id="t")
+    await handle.signal("word", "one")
+    await ctx.clock.advance(10)
+    monkeypatch.setattr(rewinding, "_check_children", slowly)
+    with pytest.raises(WrongState, match="fork it again"):
+        await handle.fork(id="u")
+    monkeypatch.undo()
+    assert (await handle.fork(id="v")).id == "v"
 
 
 async def test_a_fork_reads_the_store_as_it_was(boki_context: boki.testing.Context) -> None:
