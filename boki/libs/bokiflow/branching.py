@@ -135,6 +135,8 @@ def copied_letter(letter: Letter, requests: Collection[str]) -> bytes:
     note = letter.note
     if isinstance(note, Admission) and (why := reason_of(note, requests)) is not None:
         note = CancelRequested(why)
+    elif isinstance(note, CancelRequested):
+        note = CancelRequested(note.reason)  # it names a life of the workflow there
     return encode_note(note, letter.time_us, letter.stood_at or letter.seqnum)
 
 

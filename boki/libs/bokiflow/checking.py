@@ -139,6 +139,6 @@ def _letters(recorded: Recorded) -> deque[Letter]:
         letter = letter_of(one.data, one.seqnum, one.time_us)
         if letter is None or letter.seqnum <= history.cursor or letter.seqnum in taken:
             continue
-        if (heard := heard_of(letter, history.forgotten)) is not None:
+        if (heard := heard_of(letter, history.forgotten, history.lives)) is not None:
             letters.append(heard)
     return letters

@@ -15,6 +15,7 @@ from typing import Final
 from boki import ConditionFailed, Context, Expect, NoSuchInvocation, WrongState
 from boki.extending import OVER, CallsById, InvocationState, Payload, Suspend, calls_reporting_to, encode_any, ends_of
 from boki.libs.bokiflow.clocks import clock_of
+from boki.libs.bokiflow.history import life_of
 from boki.libs.bokiflow.records import (
     CancelRequested,
     Ended,
@@ -161,7 +162,8 @@ async def _state_of(calls: CallsById, call: str) -> InvocationState | None:
 async def ask_to_end(ctx: Context, child: InvocationState) -> None:
     """Ask a child workflow to cancel itself. Repeatable; one that was begun again since is asked again."""
     run = child.id
-    note, key = encode_note(CancelRequested("its parent has ended")), f"flow-close:{run}:{child.life_us}"
+    life = life_of(child.start) if child.start else 0
+    note, key = encode_note(CancelRequested("its parent has ended", life)), f"flow-close:{run}:{child.life_us}"
     append = partial(ctx.logbook_named(child.book).append, note, [inbox_tag(run)], key=key)
     await until_answered(append, f"a request to workflow {run}")
 

@@ -84,6 +84,7 @@ class Execution:
         tag = inbox_tag(self._id)
         watching = LockWatch(ctx, self.machine).look
         self.inbox = InboxReader(ctx.logbook, tag, history.cursor, taken, self._on_letters, forgotten, watching)
+        self.inbox.lives = history.lives
         self._keeper = Keeper(
             ctx, body.scopes, self.machine, self.journal, self._clock.now_us, self._committed, self._on_kept, self.die
         )

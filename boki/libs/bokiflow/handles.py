@@ -42,6 +42,7 @@ from boki.libs.bokiflow.answering import trimmed_answer
 from boki.libs.bokiflow.beginning import Beginning, Calls, QueryRequest, ended_attendant
 from boki.libs.bokiflow.closing import CLOSER
 from boki.libs.bokiflow.gates.marks import LIMIT
+from boki.libs.bokiflow.history import life_of
 from boki.libs.bokiflow.records import (
     Answered,
     CancelRequested,
@@ -252,8 +253,8 @@ class Handle(Generic[R]):
 
         `WorkflowEnded` if it has ended.
         """
-        await self._check_running()
-        await self._send(CancelRequested(reason), None)
+        life = await self._check_running()
+        await self._send(CancelRequested(reason, life), None)
 
     async def kill(self) -> None:
         """End it as it is: nothing is undone. Its children are treated as their `parent_close` says, soon after.
@@ -276,13 +277,13 @@ class Handle(Generic[R]):
 
     async def pause(self, reason: str = "") -> None:
         """Let the steps that run come to their end, and begin nothing more until `resume`. Messages are kept."""
-        await self._check_running()
-        await self._send(Paused(reason), None)
+        life = await self._check_running()
+        await self._send(Paused(reason, life), None)
 
     async def resume(self) -> None:
         """Continue after `pause`, or after the code was corrected that had diverged."""
-        await self._check_running()
-        await self._send(Resumed(), None)
+        life = await self._check_running()
+        await self._send(Resumed(life), None)
 
     # going back
 
@@ -415,10 +416,12 @@ class Handle(Generic[R]):
             said = f"{self!r} has ended ({state.state}): the update was sent, and it did not answer"
             raise WorkflowEnded(said, outcome="unknown", state=state.state)
 
-    async def _check_running(self) -> None:
+    async def _check_running(self) -> int:
+        """Raise if it has ended. Which life of it runs; 0: the engine does not tell."""
         state = await self._state()
         if state.state in OVER:
             raise WorkflowEnded(f"{self!r} has ended ({state.state}): nothing was sent", state=state.state)
+        return life_of(state.start) if state.start else 0
 
     async def _state(self, wait_s: float = 0.0) -> InvocationState:
         try:

@@ -251,6 +251,11 @@ class History:
         """Whose history this is."""
         return self._last_life if self._life is None else self._life
 
+    @property
+    def lives(self) -> frozenset[int]:
+        """The lives that this history is of, this one included; none that is not known."""
+        return frozenset((*self._lives, self.life)) - {0}
+
     def requests(self, run: str) -> frozenset[str]:
         """Under what names a limit knows this history: see `boki.libs.bokiflow.gates.records.Asked`."""
         return frozenset(request_of(run, life) for life in (*self._lives, self.life))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -40,15 +40,18 @@ def letter_of(data: bytes, seqnum: int, time_us: int) -> Letter | None:
     return Letter(seqnum, message.at_us or time_us, message.note, message.stood_at)
 
 
-def heard_of(letter: Letter, forgotten: Sequence[tuple[int, int, int]]) -> Letter | None:
+def heard_of(letter: Letter, forgotten: Sequence[tuple[int, int, int]], lives: Collection[int] = ()) -> Letter | None:
     """The message as the life that reads hears it; None: it is a request that is not for that: see `History.forgotten`.
+    `lives`: those whose history it has, if known. A request may name another one, which had ended when it came.
 
     A limit may have let one workflow begin and cancelled another one in one record: only the second part is forgotten.
     """
-    seqnum, time_us = letter.seqnum, letter.time_us
+    seqnum, time_us, note = letter.seqnum, letter.time_us, letter.note
+    if lives and isinstance(note, CancelRequested | Paused | Resumed) and note.life and note.life not in lives:
+        return None
     if not any(low < seqnum < high and (not until_us or time_us <= until_us) for low, high, until_us in forgotten):
         return letter
-    match letter.note:
+    match note:
         case CancelRequested() | Paused() | Resumed():
             return None
         case Admission(cancelled=cancelled) as decided if cancelled:
@@ -89,6 +92,10 @@ class InboxReader:
         """Where to read next."""
         self.passed: list[int] = []
         """Messages that were read and are forgotten, maybe in part: the next round is not given them."""
+        self.lives: Collection[int] = ()
+        """See `heard_of`."""
+        self.vet: Callable[[], Awaitable[bool]] | None = None
+        """Asked before the first messages are taken in: whether they may be."""
 
     async def read_to(self, seqnum: int) -> None:
         """Read all messages up to this one."""
@@ -132,11 +139,15 @@ class InboxReader:
     async def _read(self, wait_s: float) -> bool:
         """Read a page; whether it had anything."""
         page = await self._logbook.read(self._tag, start=self.next_start, limit=PAGE_RECORDS, wait_s=wait_s)
+        if page.records and self.vet is not None:
+            if not await self.vet():
+                return False
+            self.vet = None
         for record in page.records:
             letter = letter_of(record.data, record.seqnum, record.time)
             if letter is None or record.seqnum < self.next_start or record.seqnum in self._taken:
                 continue
-            heard = heard_of(letter, self._forgotten)
+            heard = heard_of(letter, self._forgotten, self.lives)
             if heard is not letter:  # a continuation leaves it out: what says that it is forgotten is trimmed then
                 self.passed.append(letter.seqnum)
             if heard is not None:

@@ -206,19 +206,23 @@ class Resolved(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
 
 class CancelRequested(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """End the workflow by cancelling it, so that it can clean up."""
+    """End the workflow by cancelling it, so that it can clean up. `life`: only that life of it (0: whichever hears)."""
 
     reason: str = ""
+    life: int = 0
 
 
 class Paused(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """Do not continue until `Resumed`."""
+    """Do not continue until `Resumed`. `life` as in `CancelRequested`."""
 
     reason: str = ""
+    life: int = 0
 
 
 class Resumed(msgspec.Struct, frozen=True, array_like=True, tag=7):
-    """Continue."""
+    """Continue. `life` as in `CancelRequested`."""
+
+    life: int = 0
 
 
 Note = Signalled | Updated | Answered | Resolved | CancelRequested | Paused | Resumed | Wanted | Freed | Admission

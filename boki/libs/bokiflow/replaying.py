@@ -170,6 +170,7 @@ async def at_the_end(
     `way`: what the body reads by; None: one of its own.
     """
     inbox = InboxReader(logbook, inbox_tag(invocation_id), history.cursor, history.taken, unawaited, history.forgotten)
+    inbox.lives = history.lives
     await inbox.read_to_end()
     arguments = Function.of(workflow).arguments(begun_with)
     body = Body(history.scopes(invocation_id), flow_id, logbook.name, workflow.fn, arguments)

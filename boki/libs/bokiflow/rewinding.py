@@ -164,6 +164,7 @@ async def _copy_inbox(
 ) -> list[tuple[int, int]]:
     """Copy the messages that the kept part was given: where each stood, and stands now."""
     inbox = InboxReader(logbook, inbox_tag(run), history.cursor, history.taken, lambda: None, history.forgotten)
+    inbox.lives = history.lives
     await inbox.read_to_end()
     heard = {entry.seen for entry in history.entries[: branch.cut] if entry.seen > history.cursor}
     if not heard.issubset(letter.seqnum for letter in inbox.letters):

@@ -84,7 +84,7 @@ async def _run(ctx: Context, workflow: Limited, arguments: tuple[Any, ...], run_
     has_history = chosen is not None and (chosen.if_ended in _AGAIN or bool(chosen.copies) or FORKED_FROM in attributes)
     limit = limit_of(attributes, workflow.limit)
     _check_try(ctx, needs_log=has_history or limit is not None or JOINS in attributes)
-    is_first = ctx.run_number == 1 and not has_history
+    is_first = ctx.run_number == 1 and not has_history and limit is None
     history = History(life) if is_first else await read_counted(ctx.logbook, tag, life)
     if limit is not None and not history.has_begun:
         await pass_gate(ctx, workflow, limit, arguments[0] if arguments else None, history)
@@ -102,6 +102,8 @@ async def _run(ctx: Context, workflow: Limited, arguments: tuple[Any, ...], run_
         if base is not None:
             join(body, base)
         execution = Execution(ctx, workflow.name, history, body, life, run_time, keep_s=keep_s, in_turn=was_overtaken)
+        if is_first:
+            execution.inbox.vet, is_first = partial(_is_first_life, ctx, execution, life), False
         try:
             try:
                 found = await execution.result()
@@ -128,6 +130,18 @@ async def _run(ctx: Context, workflow: Limited, arguments: tuple[Any, ...], run_
         if run_time.may_end:  # one that continues as new again and again would never come to rest
             raise Suspend(1, note=GIVES_WAY)
         history = await read_counted(ctx.logbook, tag, life, asks=execution.journal.is_overtaken)
+
+
+async def _is_first_life(ctx: Context, execution: Execution, life: int) -> bool:
+    """Whether no earlier life of the id has left a journal. Its call may be forgotten first, so a first run has not
+    looked for one: then the execution begins again with it, because it says which messages that life was given.
+    """
+    last = await until_answered(partial(ctx.logbook.check_tail, journal_tag(ctx.invocation_id)))
+    entry = None if last is None else entry_of(last.data)
+    if last is None or (entry is not None and entry.life == life):
+        return True
+    execution.end(Overtaken())
+    return False
 
 
 def _check_try(ctx: Context, *, needs_log: bool) -> None:

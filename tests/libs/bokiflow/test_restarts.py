@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from boki import FunctionFailed
-from boki.extending import CallsById, encode_any
+from boki.extending import CallsById, InvocationState, encode_any
 from boki.libs.bokiflow import flow, journal, step, workflow
 from boki.libs.bokiflow.closing import record_end
 from boki.libs.bokiflow.hooks import Hooks, hooks, installed
@@ -217,3 +217,67 @@ async def test_a_mock_may_stand_for_a_step() -> None:
             two = await listener.start(ctx, "x", id="2")
             with pytest.raises(FunctionFailed, match="StepFailed: act: ValueError: refused"):
                 await two.result()
+
+
+@workflow
+async def approved(name: str) -> str:
+    said = await flow.receive("approve")
+    return await act(f"{name} by {said}")
+
+
+@pytest.mark.parametrize("how", ["approved", "cancelled", "paused"])
+async def test_a_life_whose_predecessors_call_is_forgotten_is_given_none_of_its_messages(how: str) -> None:
+    """The call is forgotten at another time than the history, and the first run of a call does not look for one. It
+    acted on what the earlier life was given, before the log told it of that one."""
+    async with context() as ctx:
+        one = await approved.start(ctx, "first", id="1")
+        await ctx.clock.advance(1)
+        if how == "approved":
+            await one.signal("approve", "Ada")
+            await one.result()
+        elif how == "cancelled":
+            await one.cancel("no more")
+            with pytest.raises(FunctionFailed):
+                await one.result()
+        else:
+            await one.pause()
+            await ctx.clock.advance(1)
+            await one.kill()
+        await ctx.clock.advance(100)
+        RAN.clear()
+        del ctx._calls._logged[one.invocation_id]  # type: ignore[attr-defined]
+        two = await approved.start(ctx, "second", id="1")
+        await ctx.clock.advance(10)
+        assert (await two.status()).status == "suspended"
+        assert RAN == []
+        await two.signal("approve", "Bob")
+        assert await two.result() == "second by Bob"
+    assert RAN == ["second by Bob"]
+
+
+@pytest.mark.parametrize("what", ["cancel", "pause"])
+async def test_a_request_that_comes_after_the_end_is_not_for_the_next_life(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The workflow ran when it was looked at, and ended before the request came. It is for the life that ran."""
+    async with context() as ctx:
+        one = await listener.start(ctx, "x", id="1")
+        await ctx.clock.advance(1)
+        look, again = one._state, []
+
+        async def then_it_ends(wait_s: float = 0.0) -> InvocationState:
+            found = await look(wait_s)
+            if not again:
+                again.append("")
+                await listener.handle(ctx, "1").signal("go")
+                await ctx.clock.advance(1)
+            return found
+
+        monkeypatch.setattr(one, "_state", then_it_ends)
+        await getattr(one, what)("no more")
+        await ctx.clock.advance(1)
+        two = await listener.start(ctx, "x", id="1", if_ended="again")
+        await ctx.clock.advance(5)
+        assert (await two.status()).status == "suspended"
+        await two.signal("go", "late")
+        assert await two.result() == "heard late"

@@ -42,6 +42,7 @@ async def pass_gate(ctx: Context, runnable: Runnable, limit: Limit, payload: Any
     """Return when the workflow may begin. `WorkflowCancelled`: it may not. Raises `Suspend` until that is decided."""
     workflow, request, tag = runnable.name, request_of(ctx.invocation_id, history.life), inbox_tag(ctx.invocation_id)
     inbox = InboxReader(ctx.logbook, tag, history.cursor, (), lambda: None, history.forgotten)
+    inbox.lives = history.lives
     await until_answered(inbox.read_to_end)
     for letter in inbox.letters:
         match letter.note:
