@@ -38,6 +38,8 @@ from boki.libs.bokiflow.records import (
 from boki.libs.fold.retrying import PATIENT, until_answered
 
 PAGE_RECORDS: Final = 1_000
+_ENVELOPE_BYTES: Final = 100
+"""Of a record in a request, beside its data, at most."""
 
 
 class JournalWriter:
@@ -82,6 +84,7 @@ class JournalWriter:
         """Records that are not known to be durable, by place."""
         self._kept: list[bytes] = []
         """Those of them that wait for the next record."""
+        self._kept_bytes = 0
         self._arrived: dict[int, Sequence[int]] = {}
         """Seqnums of durable records behind others that are not, by their first place."""
         self._in_flight: set[asyncio.Future[Any]] = set()
@@ -117,6 +120,7 @@ class JournalWriter:
             self._begun_at = self.place + 1
         self.is_begun, self.read_at, self.seen = True, 0, seen
         self._sent[self.place] = data
+        self._kept_bytes = len(data) + _ENVELOPE_BYTES + (self._kept_bytes if self._kept else 0)
         self._kept.append(data)
         self.place += 1
 
@@ -164,7 +168,9 @@ class JournalWriter:
         self.firm = self.place
 
     def flush_firm(self) -> None:
-        """Append what was recorded, unless nothing waits for any of it."""
+        """Append what was recorded, unless nothing waits for any of it; but no more is kept than one append takes."""
+        if self._kept and self._kept_bytes > self._most_bytes:
+            self.seal()
         if self._kept and self.firm > self.place - len(self._kept):
             self.flush()
 
@@ -190,16 +196,32 @@ class JournalWriter:
         return True
 
     def flush(self) -> None:
-        """Append what was recorded and not sent."""
+        """Append what was recorded and not sent, by as many appends as that takes."""
         if self._kept and self.refuse is not None:
             self.refuse()
-        elif self._kept and not self._is_settling and self.error is None and not self.is_overtaken:
+            return
+        while self._kept and not self._is_settling and self.error is None and not self.is_overtaken:
             if self._in_turn and len(self._sent) > len(self._kept):
                 self._is_due = True
                 return
             self._is_due = False
-            kept, self._kept = self._kept, []
-            self._append(self.place - len(kept), kept)
+            place, some = self.place - len(self._kept), self._fitting(self._kept)
+            del self._kept[: len(some)]
+            self._append(place, some)
+
+    @property
+    def _most_bytes(self) -> int:
+        """Of the records of one append, unless it has one alone: with room for what else is in the request."""
+        return self._logbook.session.caller.limits.request_bytes // 2
+
+    def _fitting(self, data: list[bytes]) -> list[bytes]:
+        """As many of the records, from the first one on, as one append takes."""
+        size_bytes = 0
+        for count, item in enumerate(data):
+            size_bytes += len(item) + _ENVELOPE_BYTES
+            if size_bytes > self._most_bytes and count:
+                return data[:count]
+        return data[:]
 
     @property
     def is_firm(self) -> bool:
@@ -252,6 +274,12 @@ class JournalWriter:
         Call it after `rest`, and add nothing until it returns. If this place of the journal is taken, the group is
         refused with it: so what is in the group is there once, however many executions of the run try to append it.
         """
+        group_bytes = sum(len(record.data) + _ENVELOPE_BYTES for record in records)
+        if self._kept and self._kept_bytes + group_bytes > self._most_bytes:  # not in one request
+            self.flush()
+            await self.rest()
+            if self.is_overtaken or self.error is not None:
+                return None
         before = self.read_at, self.is_begun, self.seen, self._progress_run
         self._place(fact, seen, at_us, began_us)
         mine, self._kept = self._kept, []
@@ -379,9 +407,10 @@ class JournalWriter:
         self._arrived.clear()
         missing = mine[len(stood) :]
         seqnums = [seqnum for _, seqnum in stood]
-        if missing:
-            when = Expect(self._tag, count=start + len(stood))
-            seqnums += await self._logbook.append_many([(item, self._tags) for item in missing], when=when)
+        while missing:
+            some, when = self._fitting(missing), Expect(self._tag, count=start + len(seqnums))
+            seqnums += await self._logbook.append_many([(item, self._tags) for item in some], when=when)
+            missing = missing[len(some) :]
         if mine:
             self._arrive(start, seqnums)
 
