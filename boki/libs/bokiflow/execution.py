@@ -370,8 +370,7 @@ class Execution:
         """Record an event, and deliver it."""
         machine = self.machine
         self._events += 1
-        # a record that a result does not wait for may be lost: it moves no time that timers could depend on
-        now_us = machine.now_us if lazily else max(self._clock.now_us(), machine.now_us)
+        now_us = max(self._clock.now_us(), machine.now_us)
         self.journal.add(fact, machine.seen, now_us, machine.began_us, lazily=lazily)
         if machine.apply(fact, now_us):
             machine.position.moves()
