@@ -11,7 +11,7 @@ from random import Random
 from typing import Any, Final, NoReturn, get_args
 from uuid import UUID
 
-from boki import InvalidArgument, WrongState
+from boki import InvalidArgument, TooLarge, WrongState
 from boki.extending import Function, Payload, invocation_id_of
 from boki.libs.bokiflow.history import Scopes
 from boki.libs.bokiflow.locks.work import LeaveWork, TakeWork, request_of
@@ -21,6 +21,7 @@ from boki.libs.bokiflow.stepping import Step
 from boki.libs.bokiflow.threads import BodyThread
 from boki.libs.bokiflow.work import CallWork, ParentClose, StepWork
 
+_NO_PAYLOAD: Final = Payload("bytes", b"")
 PAYLOAD_MARK: Final = "payload"
 """The mark under which the journal of a workflow with queries keeps its payload."""
 
@@ -28,8 +29,10 @@ PAYLOAD_MARK: Final = "payload"
 class ContinueAsNew(BaseException):
     """Raised by `flow.continue_as_new`. It is no `Exception`, so that the body does not swallow it."""
 
-    def __init__(self, payload: tuple[Any, ...], taken_count: int) -> None:
-        """`taken_count`: number of messages that the body had taken at the call. The payload may depend on them."""
+    def __init__(self, payload: Payload, taken_count: int) -> None:
+        """`payload` is encoded: the body, while it is unwound, may still change what it has passed. `taken_count`:
+        number of messages that the body had taken at the call. The payload may depend on them.
+        """
         super().__init__("the workflow continues as new")
         self.payload = payload
         self.taken_count = taken_count
@@ -44,6 +47,8 @@ class Body:
     """Whether it continues what another body has begun, which may have left children."""
     life = 0
     """Tells the starts of its id apart; 0: not known."""
+    most_payload_bytes = 1 << 62
+    """What a record holds of a payload for the next round, at most."""
 
     def __init__(
         self, scopes: Scopes, flow_id: str, book: str, fn: Callable[..., Any], arguments: tuple[Any, ...]
@@ -292,7 +297,7 @@ class Body:
             raise WrongState("a workflow that is part of a transaction cannot continue as new: call it outside of it")
         machine, mailbox = self.machine, self.machine.mailbox
         if mailbox.is_in_handler:  # where it is refused
-            raise ContinueAsNew(payload, mailbox.taken_count)
+            raise ContinueAsNew(_NO_PAYLOAD, mailbox.taken_count)
         if self._compensations:
             names = ", ".join(dict.fromkeys(_name_of(fn) for fn, _, _ in self._compensations))
             raise WrongState(
@@ -302,7 +307,21 @@ class Body:
         handlers = mailbox.running_handlers
         if handlers:  # what they still do would not be in the payload, and their updates would be answered
             raise unfinished(machine.name, handlers)
-        raise ContinueAsNew(payload, mailbox.hand_over())
+        handed_over = self._encoded(payload)
+        raise ContinueAsNew(handed_over, mailbox.hand_over())
+
+    def _encoded(self, payload: tuple[Any, ...]) -> Payload:
+        """The payload as the next round gets it. Raises what it cannot be handed over by: to the body, as any error."""
+        encoded = Function.of(self._fn).encode_payload(payload[0]) if payload else _NO_PAYLOAD
+        most_bytes = self.most_payload_bytes
+        if len(encoded.data) > most_bytes:
+            raise TooLarge(
+                f"the payload of flow.continue_as_new has {len(encoded.data):,} bytes, and may have {most_bytes:,}: "
+                "keep what is larger in an object or a LogBook, and hand over where it is",
+                field="payload",
+                limit=most_bytes,
+            )
+        return encoded
 
 
 def _ungrouped(error: BaseException) -> BaseException:

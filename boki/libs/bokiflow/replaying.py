@@ -33,6 +33,8 @@ from boki.libs.fold.retrying import until_answered
 T = TypeVar("T")
 
 _OVER: Final = object()
+_ENTRY_BYTES: Final = 4_096
+"""What the record of a continuation needs beside its payload, at most."""
 
 
 class Runnable(Protocol):
@@ -174,6 +176,7 @@ async def at_the_end(
     await inbox.read_to_end()
     arguments = Function.of(workflow).arguments(begun_with)
     body = Body(history.scopes(invocation_id), flow_id, logbook.name, workflow.fn, arguments)
+    body.most_payload_bytes = most_payload_bytes(logbook)
     base = await read_base(logbook, invocation_id)
     if base is not None:
         join(body, base)
@@ -218,6 +221,11 @@ async def read_base(logbook: LogBook, invocation_id: str) -> Base | None:
         if isinstance(found, JoinRecord):
             return found.base
     return None
+
+
+def most_payload_bytes(logbook: LogBook) -> int:
+    """What the record of a continuation holds of its payload, at most."""
+    return logbook.session.caller.limits.record_bytes - _ENTRY_BYTES
 
 
 def join(body: Body, base: Base) -> None:

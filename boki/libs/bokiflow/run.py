@@ -31,7 +31,7 @@ from boki.libs.bokiflow.joining import came_of
 from boki.libs.bokiflow.pausing import Pause
 from boki.libs.bokiflow.records import Paused, encode_note, entry_of, inbox_tag, journal_tag
 from boki.libs.bokiflow.refusals import Diverged, NoThread, Unreadable
-from boki.libs.bokiflow.replaying import Runnable, ask_query, join, read_base, read_counted
+from boki.libs.bokiflow.replaying import Runnable, ask_query, join, most_payload_bytes, read_base, read_counted
 from boki.libs.bokiflow.rewinding import FORKED_FROM
 from boki.libs.bokiflow.run_time import GIVES_WAY, RunTime
 from boki.libs.bokiflow.schedules.attendant import attend_schedule
@@ -40,7 +40,6 @@ from boki.libs.bokiflow.upgrading import CHECKER, MOVER, move
 from boki.libs.bokiflow.work import JOINS
 from boki.libs.fold.retrying import until_answered
 
-_NO_PAYLOAD = Payload("bytes", b"")
 _NOTE_CHARS = 200
 _NO_THREAD_US: Final = 1_000_000
 """When another run begins after one that got no thread."""
@@ -98,6 +97,7 @@ async def _run(ctx: Context, workflow: Limited, arguments: tuple[Any, ...], run_
         body = Body(history.scopes(ctx.invocation_id), flow_id, ctx.logbook.name, workflow.fn, arguments)
         body.continue_after, body.is_continued = workflow.continue_after, history.continued is not None
         body.life = life
+        body.most_payload_bytes = most_payload_bytes(ctx.logbook)
         body.payload = payload if history.continued is None else body.payload
         if base is not None:
             join(body, base)
@@ -111,7 +111,7 @@ async def _run(ctx: Context, workflow: Limited, arguments: tuple[Any, ...], run_
                 execution.leave_end()
                 return found if body.joined is None else came_of(workflow, body.joined, found)
             except ContinueAsNew as again:
-                await execution.record_continuation(_payload_of(workflow, again))
+                await execution.record_continuation(again.payload)
             except Overtaken:
                 was_overtaken = was_overtaken or execution.journal.is_overtaken
             except NoThread as error:
@@ -235,11 +235,6 @@ async def _clean_up(ctx: Context, workflow: Runnable, body: Body) -> None:
         chosen = CallsById(ctx).chosen
         await close_children(ctx, keep_s, is_copy=chosen is not None and bool(chosen.copies))
     ctx.logbook.session.shared(Sweeps).workflow_ended(ctx, keep_s)
-
-
-def _payload_of(workflow: Runnable, again: ContinueAsNew) -> Payload:
-    function = Function.of(workflow)
-    return function.encode_payload(again.payload[0]) if again.payload else _NO_PAYLOAD
 
 
 async def _pause(ctx: Context, why: str) -> NoReturn:

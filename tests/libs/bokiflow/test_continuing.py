@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 import boki.testing
-from boki import FunctionFailed
+from boki import BokiError, FunctionFailed, InvalidArgument, TooLarge
 from boki.libs.bokiflow import WorkflowEnded, flow, step, workflow
 from boki.testing import flows
 
@@ -465,3 +465,35 @@ async def test_a_continuation_forgets_nothing_that_is_to_be_undone(boki_context:
     assert await (await saga.start(boki_context, "long")).result() == "long"
     assert await (await saga.start(boki_context, "stays")).result() == "forgotten"
     assert UNDONE == ["now", "fails"]
+
+
+@workflow
+async def changing(state: dict[str, int]) -> dict[str, int]:
+    if state["round"]:
+        return state
+    state["round"] = 1
+    try:
+        flow.continue_as_new(state)
+    finally:
+        state["round"] = 7
+
+
+async def test_the_state_is_handed_over_as_it_is_at_the_call(boki_context: boki.testing.Context) -> None:
+    """It was encoded when the body had been unwound, with what that had changed: a handler's work counted twice."""
+    assert await (await changing.start(boki_context, {"round": 0})).result() == {"round": 1}
+
+
+@workflow
+async def careless(what: Any) -> str:
+    try:
+        flow.continue_as_new("x" * 3_000_000 if what == "large" else object())
+    except BokiError as error:
+        return error.code
+
+
+@pytest.mark.parametrize(("what", "code"), [("large", TooLarge.code), ("strange", InvalidArgument.code)])
+async def test_a_payload_that_cannot_be_handed_over_is_an_error_of_the_call(
+    boki_context: boki.testing.Context, what: str, code: str
+) -> None:
+    """It ended the workflow from outside: its code could do nothing about it, and its children were never closed."""
+    assert await (await careless.start(boki_context, what)).result() == code
