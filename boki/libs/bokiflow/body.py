@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from functools import partial
@@ -167,7 +167,7 @@ class Body:
             found = await BodyThread(partial(fn, **kwargs), args).run(self.step, self.machine.lose)
         else:
             found = fn(*args, **kwargs)
-        return await found if isinstance(found, Coroutine) else found
+        return await found if inspect.isawaitable(found) else found
 
     def _runs_in_thread(self, fn: Callable[..., Any]) -> bool:
         """Whether a function of a `def` body is a part of it, which may ask for steps. In what was recorded before that

@@ -267,3 +267,18 @@ async def counts_far() -> str:
 async def test_a_number_that_no_record_holds_is_an_argument_that_is_wrong(boki_context: boki.testing.Context) -> None:
     """And says what to pass."""
     assert "pass numbers, text" in await (await counts_far.start(boki_context)).result()
+
+
+@workflow
+async def undoes_together(how: str) -> None:
+    flow.compensate(lambda: asyncio.gather(undo(f"{how} 1"), undo(f"{how} 2")))
+    flow.compensate(lambda: asyncio.ensure_future(undo(f"{how} 3")))
+    raise ValueError(how)
+
+
+async def test_compensations_that_give_futures_are_waited_for(boki_context: boki.testing.Context) -> None:
+    """They were begun, and left behind with the workflow's end."""
+    UNDONE.clear()
+    with pytest.raises(FunctionFailed, match="ValueError"):
+        await (await undoes_together.start(boki_context, "all")).result()
+    assert UNDONE == ["all 3", "all 1", "all 2"]
