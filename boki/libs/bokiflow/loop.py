@@ -44,6 +44,14 @@ class FlowFuture(asyncio.Future[T]):
     def __hash__(self) -> int:
         return self.serial
 
+    def set_exception(self, exception: type[BaseException] | BaseException, /) -> None:
+        """See `asyncio.Future.set_exception`, which refuses `StopIteration`: it is what a coroutine makes of that."""
+        if isinstance(exception, StopIteration):
+            error = RuntimeError("code of a workflow raised StopIteration")
+            error.__cause__ = exception
+            exception = error
+        super().set_exception(exception)
+
 
 class FlowTask(asyncio.Task[T]):
     """A task of a workflow."""

@@ -270,6 +270,23 @@ async def test_a_number_that_no_record_holds_is_an_argument_that_is_wrong(boki_c
 
 
 @workflow
+async def looks_for_the_next(_: str) -> str:
+    values = iter([False])
+    waiting = asyncio.create_task(flow.wait_for(lambda: next(values)))
+    await echo(1)
+    try:
+        await waiting
+    except RuntimeError as error:
+        return type(error.__cause__).__name__
+    return "found"
+
+
+async def test_a_condition_with_nothing_more_to_look_at(boki_context: boki.testing.Context) -> None:
+    """No future takes a `StopIteration`: that ended the workflow from outside, and undid nothing."""
+    assert await (await looks_for_the_next.start(boki_context, "")).result() == "StopIteration"
+
+
+@workflow
 async def undoes_together(how: str) -> None:
     flow.compensate(lambda: asyncio.gather(undo(f"{how} 1"), undo(f"{how} 2")))
     flow.compensate(lambda: asyncio.ensure_future(undo(f"{how} 3")))
