@@ -85,6 +85,7 @@ class FlowLoop(asyncio.AbstractEventLoop):
         self._is_closed = False
         self.tasks: list[FlowTask[Any]] = []
         """Tasks that may have to be ended when the workflow is put away."""
+        self._most_tasks = _MANY_TASKS
 
     def next_serial(self) -> int:
         """The number of the next future or task."""
@@ -187,8 +188,9 @@ class FlowLoop(asyncio.AbstractEventLoop):
         """See `asyncio.loop.create_task`."""
         task: FlowTask[T] = FlowTask(coro, loop=self, name=name, context=context)
         self.tasks.append(task)
-        if len(self.tasks) > _MANY_TASKS:
+        if len(self.tasks) > self._most_tasks:  # twice as many as run, or each one would look at all that do
             self.tasks = [known for known in self.tasks if not known.done()]
+            self._most_tasks = max(_MANY_TASKS, 2 * len(self.tasks))
         return task
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:

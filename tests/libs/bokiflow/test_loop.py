@@ -194,3 +194,15 @@ def test_putting_away_does_nothing() -> None:
     driver.loop.run_until_quiet()
     assert said == ["unwound"]
     assert len(driver.timers) == 1
+
+
+def test_many_tasks_are_looked_through_a_few_times() -> None:
+    """With more than a thousand that run, each new one had the loop look at all of them."""
+    loop, looks = FlowLoop(lambda _when, _handle: None), 0  # type: ignore[abstract]
+    before = loop.tasks
+    for _ in range(8_000):
+        loop.create_task(asyncio.sleep(0))
+        looks += loop.tasks is not before
+        before = loop.tasks
+    loop.run_until_quiet()
+    assert looks <= 4
