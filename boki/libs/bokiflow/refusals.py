@@ -34,7 +34,7 @@ class NotDeterministic(InvalidArgument):
 
 
 class StepFailed(FunctionFailed):
-    """A step failed permanently. `error_type` is the class of what it raised, `step` its name, `attempts` a number."""
+    """A step failed permanently. `error_type` is the class of what it raised, `step` its name."""
 
     code = "step_failed"
 

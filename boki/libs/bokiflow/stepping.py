@@ -48,6 +48,7 @@ R = TypeVar("R")
 _ONCE: Final = Retry(attempts=1)
 _RAISED: Final = "raised"
 _STATE: Final = "raised_with"
+_KIND: Final = "raised_as"
 _SELF: Final = ("self", "cls")
 _LONG: Final = frozenset((_RAISED, _STATE, "traceback"))
 _SHORT_CHARS: Final = 2_000
@@ -176,6 +177,7 @@ class Step(Generic[P, R]):
         failure = failure_of(self.name, error, with_traceback=True)
         if type(error) in self.options.raises:
             failure.details[_RAISED] = [_plain(part) for part in error.args]
+            failure.details[_KIND] = _path_of(type(error))
             failure.details[_STATE] = {name: _plain(part) for name, part in vars(error).items()}
         return failure
 
@@ -207,10 +209,11 @@ class Step(Generic[P, R]):
 
     def _error(self, failure: Failure) -> Exception:
         details = dict(failure.details)
-        arguments = details.pop(_RAISED, None)
+        arguments, path = details.pop(_RAISED, None), details.pop(_KIND, None)
         if arguments is not None:
             state = details.pop(_STATE, None)
-            for kind in self.options.raises:
+            # two modules may have classes of one name; and a class may have moved since to another module
+            for kind in sorted(self.options.raises, key=lambda kind: _path_of(kind) != path):
                 if kind.__name__ == details.get("error_type"):
                     with suppress(TypeError, ValueError):  # an argument that came as text may not do
                         return _rebuilt(kind, arguments, state)
@@ -225,6 +228,11 @@ def _rebuilt(kind: type[Exception], arguments: list[Any], state: dict[str, Any] 
     error = kind.__new__(kind, *arguments)
     vars(error).update(state)
     return error
+
+
+def _path_of(kind: type) -> str:
+    """Which class it is, of those of one name."""
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _plain(value: Any) -> Any:

@@ -194,3 +194,32 @@ def test_should_retry_is_no_coroutine() -> None:
     wrong: Any = "ValueError"
     with pytest.raises(InvalidArgument, match="a def with one parameter"):
         Retry(should_retry=wrong)
+
+
+class Late(Exception):
+    """Of one library."""
+
+
+LaterLate = type("Late", (Exception,), {"__module__": "another.library"})
+
+
+@step(raises=(Late, LaterLate))
+async def comes_late(which: str) -> None:
+    raise LaterLate(which) if which == "another" else Late(which)
+
+
+@workflow
+async def meets(which: str) -> str:
+    try:
+        await comes_late(which)
+    except LaterLate as error:
+        return f"another {error}"
+    except Late as error:
+        return f"one {error}"
+    return ""
+
+
+@pytest.mark.parametrize("which", ["one", "another"])
+async def test_of_two_errors_of_one_name_the_right_one_comes(boki_context: boki.testing.Context, which: str) -> None:
+    """The first of them in `raises` came for both."""
+    assert await (await meets.start(boki_context, which)).result() == f"{which} {which}"
