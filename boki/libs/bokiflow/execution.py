@@ -142,6 +142,9 @@ class Execution:
         effect comes in between: ending children that are left has one.
         """
         journal, machine = self.journal, self.machine
+        if self._body.may_have_children:  # to close them is an effect
+            self._keeper.record_before_effect()
+            journal.seal()
         tag = ended_tag(self._keep_s)
         moment = Ended(self._clock.now_us()), machine.seen, machine.now_us, machine.began_us
         self._is_end_due = not journal.finish(tag, *moment) and not self._history.has_ended
