@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Any, Final
@@ -16,6 +17,7 @@ from boki.gateway.server.http.endpoints import Asked, Endpoints
 from boki.libs.bokiflow.attributes import check_attributes
 from boki.libs.bokiflow.face.registered import book_of, is_workflow, workflow_info
 from boki.libs.bokiflow.face.shapes import Count, ScheduleShape, Seconds
+from boki.libs.bokiflow.refusals import NoSuchSchedule
 from boki.libs.bokiflow.schedules.handle import IfExists, Schedule, ScheduleState
 from boki.libs.bokiflow.schedules.spec import Overlap, spec_of
 from boki.log.ids import MAX_SEQNUM
@@ -77,11 +79,13 @@ async def _page(
     page = await asked.gateway.ledger.page(
         CallFilter(workflow, _UNENDED, before=below, limit=limit, named=id, attributes=attends)
     )
-    found = [
-        await Schedule(call.function, call.name, asked.gateway.ledger, asked.session.logbook(call.book)).state()
-        for call in page.calls
-        if is_workflow(asked.gateway, call.function)
-    ]
+    found: list[ScheduleState] = []
+    for call in page.calls:
+        if not is_workflow(asked.gateway, call.function):
+            continue
+        one = Schedule(call.function, call.name, asked.gateway.ledger, asked.session.logbook(call.book))
+        with suppress(NoSuchSchedule):  # it is being deleted, or whoever has deleted it was lost
+            found.append(await one.state())
     return {"schedules": [schedule_shape(one) for one in found]} | ({"before": str(page.before)} if page.before else {})
 
 

@@ -210,7 +210,11 @@ class Schedule:
 
     async def delete(self) -> None:
         """Start nothing any more. What runs continues. Again: `NoSuchSchedule`."""
-        await self._say(Deleted())
+        try:
+            await self._say(Deleted())
+        except NoSuchSchedule:
+            await self._end_attendant()  # whoever has deleted it may have been lost right then
+            raise
         await self._end_attendant()
 
     # in between

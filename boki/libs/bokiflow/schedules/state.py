@@ -115,6 +115,7 @@ class Kept(msgspec.Struct, frozen=True, array_like=True, tag=8):
     counts: dict[str, int]
     recent: tuple[Recent, ...]
     closing: Literal["", "cancel", "kill"] = ""
+    is_deleted: bool = False
 
 
 Note = Defined | Paused | Resumed | Triggered | Backfilled | Deleted | Decided | Kept
@@ -209,7 +210,7 @@ class Fold:
 
     def _restore(self, kept: Kept) -> None:
         self.spec, self.is_paused, self.reason = kept.spec, kept.is_paused, kept.reason
-        self.is_deleted = False
+        self.is_deleted = kept.is_deleted
         self.cursor_us, self.running, self.queued = kept.cursor_us, dict(kept.running), list(kept.queued)
         self.asked, self.backfill_us, self.ends_from = list(kept.asked), kept.backfill_us, kept.ends_from
         self.counts, self.recent, self.closing = dict(kept.counts), list(kept.recent), kept.closing
@@ -231,6 +232,7 @@ class Fold:
             self.counts,
             tuple(self.recent),
             self.closing,
+            self.is_deleted,
         )
 
     def next_us(self) -> int:
