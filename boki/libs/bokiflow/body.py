@@ -148,10 +148,13 @@ class Body:
         return token
 
     async def leave_lock(self, key: str) -> None:
-        """Leave the lock, or the queue for it."""
+        """Leave the lock, or the queue for it. Several tasks may do so at once, such as one that the body has left."""
         locks = self.machine.mailbox.locks
-        await self.machine.start(LeaveWork(key, locks.keys[key]))
-        locks.leave(key)
+        request = locks.keys.get(key)
+        if request is None:
+            return
+        await self.machine.start(LeaveWork(key, request))
+        locks.leave(key, request)
 
     async def _leave_locks(self) -> None:
         for key in list(self.machine.mailbox.locks.keys):

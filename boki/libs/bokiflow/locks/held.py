@@ -60,9 +60,10 @@ class Locks:
     def _is_in_the_way(self, request_id: str) -> bool:
         return request_id in self._wounded and request_id in self._tokens
 
-    def leave(self, key: str) -> None:
-        """The request has left the queue."""
-        request = self.keys.pop(key)
+    def leave(self, key: str, request: str) -> None:
+        """The request has left the queue. The key may have another one since."""
+        if self.keys.get(key) == request:
+            del self.keys[key]
         self._waiting.pop(request, None)
         self._wounded.discard(request)
 
