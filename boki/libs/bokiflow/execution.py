@@ -100,7 +100,7 @@ class Execution:
         self._timer_n = -1
         self._listen_timer: FlowTimer | None = None
         self._rest_timer: FlowTimer | None = None
-        self._pause = Pause()
+        self._pause = Pause(self.machine.mailbox.requests)
         self._is_turning = False
         self._events = 0
         """Counts what has happened, to notice that nothing has."""

@@ -25,7 +25,7 @@ from boki.libs.bokiflow.execution import TRIED, Execution, Overtaken
 from boki.libs.bokiflow.gates.marks import gate_id_of, limit_of
 from boki.libs.bokiflow.gates.passing import attend_gate, pass_gate
 from boki.libs.bokiflow.gates.spec import Limit
-from boki.libs.bokiflow.history import History, life_of
+from boki.libs.bokiflow.history import History, life_of, request_of
 from boki.libs.bokiflow.inbox import InboxReader, unawaited
 from boki.libs.bokiflow.joining import came_of
 from boki.libs.bokiflow.pausing import Pause
@@ -184,7 +184,7 @@ async def _check_pause(ctx: Context, journal_seqnum: int) -> None:
     """
     inbox = InboxReader(ctx.logbook, inbox_tag(ctx.invocation_id), journal_seqnum, (), unawaited)
     await inbox.read_to_end()
-    pause = Pause()
+    pause = Pause({request_of(ctx.invocation_id, _life(ctx))})
     for letter in inbox.letters:
         pause.hear(letter.note)
     if pause.reason:
