@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from hashlib import blake2b
 from typing import Any, Final
 
 import msgspec
@@ -10,7 +11,7 @@ import msgspec
 from boki import InvalidArgument
 from boki.extending import PINNED, Attribute, invocation_id_of
 from boki.libs.bokiflow.gates.spec import Limit, check_limit
-from boki.libs.fold.arguments import check_key
+from boki.libs.fold.arguments import MAX_KEY_CHARS, check_key
 
 MAX_PRIORITY: Final = 1_000
 KEY: Final = "boki:key"
@@ -66,4 +67,8 @@ def key_of(limit: Limit, attributes: Mapping[str, Attribute], payload: Any) -> s
             "number: name another field, or give limit_key= to the start",
             field="key",
         )
-    return str(found)[:100]
+    text = str(found)
+    if len(text) <= MAX_KEY_CHARS:
+        return text
+    digest = blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()  # two may differ at their ends
+    return f"{text[: MAX_KEY_CHARS - len(digest) - 1]}…{digest}"
