@@ -1,4 +1,7 @@
-"""Signals that their handlers cannot take: dropped, because anybody who may send one could end the workflow by it."""
+"""Messages that handlers cannot take, or that have come before: what is done about them is a decision of the workflow.
+
+Signals of another type are dropped, because anybody who may send one could end the workflow by it.
+"""
 
 from __future__ import annotations
 
@@ -30,3 +33,10 @@ def drops(machine: Deciding, signal: str, error: Exception) -> bool:
     if is_dropped and machine.is_live:
         _log.warning("workflow %s has dropped a signal %s: %s", machine.name, signal, error)
     return is_dropped
+
+
+def takes_again(machine: Deciding, update: str) -> bool:
+    """Whether an update is answered whose id the log has forgotten since it was used for one before: not where the
+    journal is of a workflow that had passed it by, as all did.
+    """
+    return bool(machine.decide(f"again update {update}", new=True, old=False))

@@ -23,7 +23,7 @@ from heapq import heappop, heappush
 from typing import Any, Final, NoReturn, Protocol, assert_never
 
 from boki.extending import Payload, decode_any, encode_any
-from boki.libs.bokiflow.dropping import drops
+from boki.libs.bokiflow.dropping import drops, takes_again
 from boki.libs.bokiflow.history import History, describe, is_about
 from boki.libs.bokiflow.loop import FlowFuture, FlowLoop, FlowTask
 from boki.libs.bokiflow.mailbox import Mailbox
@@ -154,7 +154,7 @@ class Machine:
         self._decided: dict[str, Any] = {}
         self.marks: list[Marked] = []
         """Decisions to be recorded."""
-        self.mailbox = Mailbox(self.loop, self.cancel, self.fail, partial(drops, self))
+        self.mailbox = Mailbox(self.loop, self.cancel, self.fail, partial(drops, self), partial(takes_again, self))
 
     # events
 

@@ -56,7 +56,8 @@ class Validator(Protocol):
 
 class Mailbox:
     """See the module. `cancel` is told of a request to cancel the workflow, `fail` of a handler that raised, and
-    `drops` of a signal that its handler cannot take: whether it is left out.
+    `drops` of a signal that its handler cannot take: whether it is left out. `takes_again` is asked whether an update
+    is handled whose id was used for an earlier one, which the log has forgotten: else this one were not here.
     """
 
     def __init__(
@@ -65,8 +66,10 @@ class Mailbox:
         cancel: Callable[[str], None],
         fail: Callable[[Exception], None],
         drops: Callable[[str, Exception], bool],
+        takes_again: Callable[[str], bool],
     ) -> None:
         self._drops = drops
+        self._takes_again = takes_again
         self._loop = loop
         self._cancel = cancel
         self._fail = fail
@@ -94,7 +97,8 @@ class Mailbox:
         self.requests: frozenset[str] = frozenset()
         """What the lives of the workflow's history are called by what limits it."""
         self._running: dict[FlowTask[Any], str] = {}
-        self._answered: set[str] = set()
+        self._answered: dict[str, int] = {}
+        """Ids of updates that were given to a handler or answered, and where the last record stands that tells it."""
         self._taken: set[int] = set()
         self.taken_count = 0
         """Number of messages that were taken."""
@@ -116,7 +120,7 @@ class Mailbox:
                 self._kept[seqnum] = note
                 self._offer(seqnum, note)
             case Answered():
-                self._answered.add(note.id)
+                self._answered[note.id] = seqnum
                 self.answers = [answer for answer in self.answers if answer.id != note.id]
             case CancelRequested():
                 self._ask_to_end(seqnum, note, note.reason)
@@ -340,9 +344,10 @@ class Mailbox:
         if found is None:
             return
         self._take(seqnum)
-        if note.id in self._answered:
+        before = self._answered.get(note.id)
+        if before is not None and (before >= seqnum or not self._takes_again(note.id)):
             return
-        self._answered.add(note.id)
+        self._answered[note.id] = seqnum
         handler, codec, validator = found
         if validator is not None:
             try:
