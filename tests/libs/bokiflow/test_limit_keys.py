@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import ItemsView
+
 import boki.testing
 from boki.libs.bokiflow import Limit, workflow
 from boki.libs.bokiflow.gates.marks import KEY, key_of
+from boki.libs.bokiflow.gates.records import Asked, Running, Waiting
+from boki.libs.bokiflow.gates.state import Gate
 
 BY_URL = Limit(key="url", debounce_s=5)
 LONG = "https://example.org/" + "a" * 100
@@ -30,3 +34,23 @@ async def test_long_keys_that_begin_alike_are_two(boki_context: boki.testing.Con
     ctx = boki_context
     handles = [await fetch.start(ctx, {"url": f"{LONG}{n}"}) for n in (1, 2)]
     assert [await handle.result() for handle in handles] == ["1", "2"]
+
+
+class Counted(dict[str, Running]):
+    """Counts how often all of it is looked at."""
+
+    looks = 0
+
+    def items(self) -> ItemsView[str, Running]:
+        self.looks += 1
+        return super().items()
+
+
+def test_those_that_run_are_looked_at_once() -> None:
+    """And not once for each key that waits: with 5,000 customers a decision took seconds."""
+    gate, limit = Gate(), Limit(key="customer", concurrency=1)
+    for n in range(200):
+        gate.waiting[f"w{n}"] = Waiting(Asked(f"w{n}", f"call w{n}", f"{n}", 0, limit), n, n)
+    gate.running = running = Counted((f"r{n}", Running(f"call r{n}", f"{n}", n)) for n in range(200))
+    assert (gate.decide(1_000), gate.next_us()) == (None, 0)
+    assert running.looks == 2

@@ -141,6 +141,11 @@ class _Draft:
         for request, one in state.waiting.items():
             if request not in state.ended:
                 self._of_key[one.asked.key].append(one)
+        self._running_of_key: dict[str, list[str]] = defaultdict(list)
+        """The longest first."""
+        for request, running in state.running.items():
+            if request not in state.ended:
+                self._running_of_key[running.key].append(request)
 
     @property
     def _room(self) -> int:
@@ -207,9 +212,7 @@ class _Draft:
 
     def _running(self, key: str) -> list[str]:
         """Those that run, the longest first, with those that are let begin now."""
-        state = self._state
-        running = [request for request, one in state.running.items() if one.key == key and request not in state.ended]
-        return running + self._admitted_of(key)
+        return self._running_of_key[key] + self._admitted_of(key)
 
     def _rate_us(self, key: str, limit: Limit) -> int:
         """When the next one may begin by the rate."""
