@@ -121,7 +121,7 @@ class Attending(Generic[N, D]):
                 await recover()  # something came first: another attendant may have decided, and be lost
         except BokiError as error:
             self._ctx.log.warning("%s continues in a moment: %s", self._tag, error)
-            raise self._suspension(self._now_us() + _PAUSE_US) from None
+            raise Suspend(self._now_us() + _PAUSE_US) from None  # what it has not read would wake it at once
         raise self._suspension(self._state.next_us())
 
     def _suspension(self, wake_us: int) -> Suspend:
