@@ -8,6 +8,8 @@ import boki.testing
 from boki.libs.bokiflow import attending, flow, workflow
 from boki.libs.bokiflow.refusals import NoSuchSchedule
 from boki.libs.bokiflow.schedules.handle import Schedule
+from boki.libs.bokiflow.schedules.spec import spec_of
+from boki.libs.bokiflow.schedules.state import Defined, Fold
 from tests.gateway.fake_backend import FakeBackend, run, serving
 
 RAN: list[str] = []
@@ -81,3 +83,23 @@ def test_a_list_leaves_out_what_is_being_deleted(monkeypatch: pytest.MonkeyPatch
                 assert [one["id"] for one in (await response.json())["schedules"]] == ["b"]
 
     run(scenario())
+
+
+async def test_a_replacement_begins_when_it_is_made(boki_context: boki.testing.Context) -> None:
+    """Ticks of the new times that had passed before were taken for missed ones, and made up for."""
+    ctx = boki_context
+    await report.schedule(ctx, 1, id="m", every_s=86_400)
+    await ctx.clock.advance(600)
+    await report.schedule(ctx, 1, id="m", every_s=60, overlap="allow", if_exists="replace")
+    await ctx.clock.advance(60)
+    assert RAN == ["m@2020-09-13T12:37:00Z"]
+
+
+def test_a_replacement_with_the_same_times_makes_up_for_what_was_missed() -> None:
+    """As at a deployment after a downtime, which says again what there is."""
+    fold = Fold("m")
+    fold.apply(1, 0, Defined(spec_of(every_s=60)))
+    fold.apply(2, 90_000_000, Defined(spec_of(every_s=60, overlap="allow")))
+    assert fold.cursor_us == 0
+    fold.apply(3, 90_000_000, Defined(spec_of(every_s=30, overlap="allow")))
+    assert fold.cursor_us == 90_000_000

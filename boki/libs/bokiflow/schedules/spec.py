@@ -104,6 +104,11 @@ def next_tick(spec: Spec, after_us: int) -> int | None:
     return None
 
 
+def times_of(spec: Spec) -> tuple[object, ...]:
+    """What says when its ticks are."""
+    return spec.cron, spec.every_us, spec.offset_us, spec.zone
+
+
 def due_us(spec: Spec, name: str, tick_us: int) -> int:
     """When the workflow of that tick is started: the tick, and its jitter."""
     if not spec.jitter_us:

@@ -13,7 +13,7 @@ from typing import Final, Literal, assert_never
 
 import msgspec
 
-from boki.libs.bokiflow.schedules.spec import Overlap, Spec, due_us, next_tick, tick_name, too_old_us
+from boki.libs.bokiflow.schedules.spec import Overlap, Spec, due_us, next_tick, tick_name, times_of, too_old_us
 from boki.libs.fold.codec import RecordCodec
 
 VERSION: Final = 1
@@ -163,6 +163,8 @@ class Fold:
                 if self.spec is None or self.is_deleted:
                     self.is_deleted, self.cursor_us, self.reason = False, time_us, ""
                     self.is_paused = note.is_paused
+                elif times_of(note.spec) != times_of(self.spec):
+                    self.cursor_us = max(self.cursor_us, time_us)  # those of before were no ticks when they passed
                 self.spec = note.spec
             case Paused():
                 self.is_paused, self.reason = True, note.reason
