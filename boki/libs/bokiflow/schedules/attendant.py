@@ -64,7 +64,7 @@ class _Attendant:
     async def _act(self, decided: Decided) -> None:
         started = [act.key for act in decided.acts if act.verdict == "started"]
         if decided.closed:
-            await self._close([key for key in self._state.running if key not in started])
+            await self._close()
         for key in started:
             await self._start(key)
 
@@ -81,8 +81,7 @@ class _Attendant:
             else:
                 if state.state in OVER:
                     self._state.end(state.id, 0)
-        if self._state.closing:
-            await self._close(list(self._state.running))
+        await self._close()
 
     async def _start(self, key: str) -> None:
         flow_id, call_id = run_id(self._name, key), self._state.call_id(key)
@@ -107,8 +106,8 @@ class _Attendant:
         if (await self._calls.state(call_id)).state in OVER:  # that was before: nothing will tell
             self._state.end(call_id, 0)
 
-    async def _close(self, keys: list[str]) -> None:
-        for key in keys:
+    async def _close(self) -> None:
+        for key in sorted(self._state.leaving):
             call_id = self._state.call_id(key)
             try:
                 if self._state.closing == "kill":

@@ -116,6 +116,7 @@ class Kept(msgspec.Struct, frozen=True, array_like=True, tag=8):
     recent: tuple[Recent, ...]
     closing: Literal["", "cancel", "kill"] = ""
     is_deleted: bool = False
+    leaving: tuple[str, ...] = ()
 
 
 Note = Defined | Paused | Resumed | Triggered | Backfilled | Deleted | Decided | Kept
@@ -145,7 +146,9 @@ class Fold:
     backfill_us: int = 0
     ends_from: int = 0
     closing: Literal["", "cancel", "kill"] = ""
-    """How those that run are being ended."""
+    """How `leaving` are being ended."""
+    leaving: set[str] = field(default_factory=set)
+    """Of those that run, the ones that make room. What is allowed beside them since is not among them."""
     counts: dict[str, int] = field(default_factory=dict)
     recent: list[Recent] = field(default_factory=list)
     last_seqnum: int = 0
@@ -195,7 +198,10 @@ class Fold:
         rest = self.asked[note.asked :]  # among which triggers may have passed a backfill
         self.asked = [one for one in rest if not (isinstance(one, Triggered) and f"now-{one.key}" in taken)]
         self.backfill_us = note.backfill_us
-        self.closing = note.closed or (self.closing if self.running else "")
+        if note.closed:
+            self.closing, self.leaving = note.closed, set(self.running)
+        self.leaving &= self.running.keys()
+        self.closing = self.closing if self.leaving else ""
         for act in note.acts:
             self.queued = [one for one in self.queued if one[0] != act.key]
             if act.verdict == "started":
@@ -216,6 +222,7 @@ class Fold:
         self.cursor_us, self.running, self.queued = kept.cursor_us, dict(kept.running), list(kept.queued)
         self.asked, self.backfill_us, self.ends_from = list(kept.asked), kept.backfill_us, kept.ends_from
         self.counts, self.recent, self.closing = dict(kept.counts), list(kept.recent), kept.closing
+        self.leaving = set(kept.leaving or (kept.running if kept.closing else ()))  # earlier versions: all that run
         self.unsaved = 0
 
     def kept(self) -> Kept:
@@ -235,6 +242,7 @@ class Fold:
             tuple(self.recent),
             self.closing,
             self.is_deleted,
+            tuple(sorted(self.leaving)),
         )
 
     def next_us(self) -> int:

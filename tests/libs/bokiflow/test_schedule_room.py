@@ -1,0 +1,56 @@
+"""Workflows of schedules that make room for others."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+import boki.testing
+from boki.libs.bokiflow import flow, workflow
+from boki.libs.bokiflow.schedules.spec import spec_of
+from boki.libs.bokiflow.schedules.state import Act, Decided, Defined, Fold
+
+ENDED: list[str] = []
+
+
+@workflow
+async def tidy(seconds: float) -> None:
+    """Takes ten minutes to end when it is asked to."""
+    try:
+        await flow.sleep(seconds)
+    except asyncio.CancelledError:
+        ENDED.append(flow.id)
+        await flow.sleep(600)
+        raise
+
+
+async def test_what_is_allowed_beside_one_that_ends_is_not_ended(boki_context: boki.testing.Context) -> None:
+    """The next run of the attendant ended all that ran."""
+    ctx = boki_context
+    ENDED.clear()
+    schedule = await tidy.schedule(ctx, 10_000, id="m", every_s=3_600, overlap="cancel")
+    await ctx.clock.advance(95 * 60)
+    first = (await schedule.state()).running[0]
+    assert dict.fromkeys(ENDED) == {first: None}
+    for key in ("a", "b"):
+        await schedule.trigger(key=key, overlap="allow")
+        await ctx.clock.advance(30)
+    assert dict.fromkeys(ENDED) == {first: None}
+    assert set((await schedule.state()).running) == {first, "m@now-a", "m@now-b"}
+
+
+def test_what_is_being_ended_is_saved() -> None:
+    """An attendant that begins with the saved state ends these, and no others; of an earlier version all that run."""
+    fold, spec = Fold("m"), spec_of(every_s=60, overlap="cancel")
+    fold.apply(1, 0, Defined(spec))
+    fold.apply(2, 0, Decided(0, 1, (Act("a", 1, "started"),)))
+    fold.apply(3, 0, Decided(0, 2, (Act("b", 2, "queued"),), closed="cancel"))
+    fold.apply(4, 0, Decided(0, 3, (Act("c", 3, "started"),)))
+    assert (fold.closing, fold.leaving) == ("cancel", {"a"})
+    for kept, leaving in ((fold.kept(), {"a"}), (msgspec.structs.replace(fold.kept(), leaving=()), {"a", "c"})):
+        again = Fold("m")
+        again.apply(4, 0, kept)
+        assert (again.closing, again.leaving) == ("cancel", leaving)
+    fold.apply(5, 0, Decided(0, 4, ended=("a",)))
+    assert (fold.closing, fold.leaving) == ("", set())
