@@ -38,8 +38,6 @@ from boki.libs.bokiflow.records import (
 from boki.libs.fold.retrying import PATIENT, until_answered
 
 PAGE_RECORDS: Final = 1_000
-_ENVELOPE_BYTES: Final = 100
-"""Of a record in a request, beside its data, at most."""
 
 
 class JournalWriter:
@@ -84,7 +82,6 @@ class JournalWriter:
         """Records that are not known to be durable, by place."""
         self._kept: list[bytes] = []
         """Those of them that wait for the next record."""
-        self._kept_bytes = 0
         self._arrived: dict[int, Sequence[int]] = {}
         """Seqnums of durable records behind others that are not, by their first place."""
         self._in_flight: set[asyncio.Future[Any]] = set()
@@ -120,7 +117,6 @@ class JournalWriter:
             self._begun_at = self.place + 1
         self.is_begun, self.read_at, self.seen = True, 0, seen
         self._sent[self.place] = data
-        self._kept_bytes = len(data) + _ENVELOPE_BYTES + (self._kept_bytes if self._kept else 0)
         self._kept.append(data)
         self.place += 1
 
@@ -168,9 +164,7 @@ class JournalWriter:
         self.firm = self.place
 
     def flush_firm(self) -> None:
-        """Append what was recorded, unless nothing waits for any of it; but no more is kept than one append takes."""
-        if self._kept and self._kept_bytes > self._most_bytes:
-            self.seal()
+        """Append what was recorded, unless nothing waits for any of it."""
         if self._kept and self.firm > self.place - len(self._kept):
             self.flush()
 
@@ -196,32 +190,16 @@ class JournalWriter:
         return True
 
     def flush(self) -> None:
-        """Append what was recorded and not sent, by as many appends as that takes."""
+        """Append what was recorded and not sent."""
         if self._kept and self.refuse is not None:
             self.refuse()
-            return
-        while self._kept and not self._is_settling and self.error is None and not self.is_overtaken:
+        elif self._kept and not self._is_settling and self.error is None and not self.is_overtaken:
             if self._in_turn and len(self._sent) > len(self._kept):
                 self._is_due = True
                 return
             self._is_due = False
-            place, some = self.place - len(self._kept), self._fitting(self._kept)
-            del self._kept[: len(some)]
-            self._append(place, some)
-
-    @property
-    def _most_bytes(self) -> int:
-        """Of the records of one append, unless it has one alone: with room for what else is in the request."""
-        return self._logbook.session.caller.limits.request_bytes // 2
-
-    def _fitting(self, data: list[bytes]) -> list[bytes]:
-        """As many of the records, from the first one on, as one append takes."""
-        size_bytes = 0
-        for count, item in enumerate(data):
-            size_bytes += len(item) + _ENVELOPE_BYTES
-            if size_bytes > self._most_bytes and count:
-                return data[:count]
-        return data[:]
+            kept, self._kept = self._kept, []
+            self._append(self.place - len(kept), kept)
 
     @property
     def is_firm(self) -> bool:
@@ -274,12 +252,6 @@ class JournalWriter:
         Call it after `rest`, and add nothing until it returns. If this place of the journal is taken, the group is
         refused with it: so what is in the group is there once, however many executions of the run try to append it.
         """
-        group_bytes = sum(len(record.data) + _ENVELOPE_BYTES for record in records)
-        if self._kept and self._kept_bytes + group_bytes > self._most_bytes:  # not in one request
-            self.flush()
-            await self.rest()
-            if self.is_overtaken or self.error is not None:
-                return None
         before = self.read_at, self.is_begun, self.seen, self._progress_run
         self._place(fact, seen, at_us, began_us)
         mine, self._kept = self._kept, []
@@ -407,10 +379,9 @@ class JournalWriter:
         self._arrived.clear()
         missing = mine[len(stood) :]
         seqnums = [seqnum for _, seqnum in stood]
-        while missing:
-            some, when = self._fitting(missing), Expect(self._tag, count=start + len(seqnums))
-            seqnums += await self._logbook.append_many([(item, self._tags) for item in some], when=when)
-            missing = missing[len(some) :]
+        if missing:
+            when = Expect(self._tag, count=start + len(stood))
+            seqnums += await self._logbook.append_many([(item, self._tags) for item in missing], when=when)
         if mine:
             self._arrive(start, seqnums)
 
