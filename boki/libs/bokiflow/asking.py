@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
-from boki import NewRecord, Page, Record
+from msgspec.structs import replace
+
+from boki import MAX_SEQNUM, NewRecord, Page, Record
 from boki.extending import decode_any, encode_any
 from boki.libs.bokiflow.digests import digest_of
 from boki.libs.bokiflow.joins import Base
@@ -27,8 +29,12 @@ from boki.libs.bokistore.transactions import Transaction
 from boki.libs.bokistore.updates import Set, Update
 from boki.libs.bokistore.way import Way
 from boki.libs.fold import steps
+from boki.libs.fold.arguments import check_count
 from boki.libs.fold.outbox import Outbox
 from boki.libs.fold.steps import ReadPage, Steps
+
+_PAGE_BYTES: Final = 4 << 20
+"""A page of the log ends after the record that crosses this."""
 
 
 class Question(Protocol):
@@ -87,7 +93,11 @@ class Load:
 
 
 class ReadLog:
-    """A page of a tag of the LogBook, or its last record."""
+    """A page of a tag of the LogBook.
+
+    How many records the log gives at once depends on what is in its cache, and so does auxiliary data. So the page is
+    read on until its limits, without such data: a replay is given the same one.
+    """
 
     def __init__(self, tag: str | None, start: int, stop: int | None, limit: int) -> None:
         self.subject = _log(tag)
@@ -96,8 +106,21 @@ class ReadLog:
     def ask(self, way: Way, position: int) -> Steps[Page]:  # noqa: ARG002
         """See `Question`."""
         read = self._read
-        stop = position + 1 if read.stop is None else min(read.stop, position + 1)
-        return (yield from steps.page(ReadPage(read.tag, min(read.start, stop), stop, read.limit)))
+        check_count(read.start, "start", MAX_SEQNUM, least=0)
+        stop = position + 1
+        if read.stop is not None:
+            stop = min(check_count(read.stop, "stop", MAX_SEQNUM, least=0), stop)
+        start, records, size_bytes = min(read.start, stop), list[Record](), 0
+        while True:
+            page = yield from steps.page(ReadPage(read.tag, start, stop, read.limit - len(records)))
+            for record in page.records:
+                records.append(_without_auxdata(record))
+                size_bytes += len(record.data)
+                if size_bytes >= _PAGE_BYTES:
+                    return replace(page, records=records, next_start=record.next_seqnum, is_end=False)
+            if page.is_end or len(records) >= read.limit:
+                return replace(page, records=records)
+            start = page.next_start
 
 
 class ReadLast:
@@ -109,7 +132,8 @@ class ReadLast:
 
     def ask(self, way: Way, position: int) -> Steps[Record | None]:  # noqa: ARG002
         """See `Question`."""
-        return (yield from steps.tail(self._tag, max_seqnum=position))
+        last = yield from steps.tail(self._tag, max_seqnum=position)
+        return None if last is None else _without_auxdata(last)
 
 
 class Draft:
@@ -245,6 +269,10 @@ class CommitWork(StoreWork):
         """See `StoreWork`."""
         assert self._txn.core is not None, "it was prepared"
         yield from self._txn.core.rebase()
+
+
+def _without_auxdata(record: Record) -> Record:
+    return record if record.auxdata is None else replace(record, auxdata=None)
 
 
 def _log(tag: str | None) -> str:
