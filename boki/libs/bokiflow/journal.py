@@ -15,7 +15,7 @@ follows an execution that was overtaken writes **in turn**: one append at a time
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -35,9 +35,14 @@ from boki.libs.bokiflow.records import (
     Marked,
     encode_entry,
 )
+from boki.libs.fold.codec import runs
 from boki.libs.fold.retrying import PATIENT, until_answered
 
 PAGE_RECORDS: Final = 1_000
+_TOGETHER: Final = 1_000
+"""Maximum number of records of one append."""
+_BESIDE_BYTES: Final = 1 << 18
+"""Maximum size of the records that travel with a group of another library: it leaves room for them (`fold.outbox`)."""
 
 
 class JournalWriter:
@@ -190,16 +195,21 @@ class JournalWriter:
         return True
 
     def flush(self) -> None:
-        """Append what was recorded and not sent."""
+        """Append what was recorded and not sent, in as many appends as it needs."""
         if self._kept and self.refuse is not None:
             self.refuse()
-        elif self._kept and not self._is_settling and self.error is None and not self.is_overtaken:
-            if self._in_turn and len(self._sent) > len(self._kept):
-                self._is_due = True
+            return
+        while self._kept and not self._is_settling and self.error is None and not self.is_overtaken:
+            self._is_due = self._in_turn and len(self._sent) > len(self._kept)
+            if self._is_due:
                 return
-            self._is_due = False
-            kept, self._kept = self._kept, []
-            self._append(self.place - len(kept), kept)
+            some, place = next(self._together(self._kept)), self.place - len(self._kept)
+            del self._kept[: len(some)]
+            self._append(place, some)
+
+    def _together(self, records: Sequence[bytes]) -> Iterator[list[bytes]]:
+        """The records by append: results of steps that waited may be more than one request holds."""
+        return runs(records, len, self._logbook.session.caller.limits.request_bytes // 2, _TOGETHER)
 
     @property
     def is_firm(self) -> bool:
@@ -252,6 +262,11 @@ class JournalWriter:
         Call it after `rest`, and add nothing until it returns. If this place of the journal is taken, the group is
         refused with it: so what is in the group is there once, however many executions of the run try to append it.
         """
+        if sum(map(len, self._kept)) > _BESIDE_BYTES:
+            self.flush()
+            await self.rest()
+            if self.is_overtaken or self.error is not None:
+                return None
         before = self.read_at, self.is_begun, self.seen, self._progress_run
         self._place(fact, seen, at_us, began_us)
         mine, self._kept = self._kept, []
@@ -379,9 +394,9 @@ class JournalWriter:
         self._arrived.clear()
         missing = mine[len(stood) :]
         seqnums = [seqnum for _, seqnum in stood]
-        if missing:
-            when = Expect(self._tag, count=start + len(stood))
-            seqnums += await self._logbook.append_many([(item, self._tags) for item in missing], when=when)
+        for some in self._together(missing):
+            when = Expect(self._tag, count=start + len(seqnums))
+            seqnums += await self._logbook.append_many([(item, self._tags) for item in some], when=when)
         if mine:
             self._arrive(start, seqnums)
 
