@@ -87,6 +87,8 @@ class JournalWriter:
         """Records that are not known to be durable, by place."""
         self._kept: list[bytes] = []
         """Those of them that wait for the next record."""
+        self._kept_bytes = 0
+        """Their size, at most."""
         self._arrived: dict[int, Sequence[int]] = {}
         """Seqnums of durable records behind others that are not, by their first place."""
         self._in_flight: set[asyncio.Future[Any]] = set()
@@ -122,6 +124,7 @@ class JournalWriter:
             self._begun_at = self.place + 1
         self.is_begun, self.read_at, self.seen = True, 0, seen
         self._sent[self.place] = data
+        self._kept_bytes = len(data) + (self._kept_bytes if self._kept else 0)
         self._kept.append(data)
         self.place += 1
 
@@ -169,7 +172,9 @@ class JournalWriter:
         self.firm = self.place
 
     def flush_firm(self) -> None:
-        """Append what was recorded, unless nothing waits for any of it."""
+        """Append what was recorded, unless nothing waits for any of it; no more is kept than one append holds."""
+        if self._kept and self._kept_bytes > self._most_bytes:
+            self.seal()
         if self._kept and self.firm > self.place - len(self._kept):
             self.flush()
 
@@ -209,7 +214,12 @@ class JournalWriter:
 
     def _together(self, records: Sequence[bytes]) -> Iterator[list[bytes]]:
         """The records by append: results of steps that waited may be more than one request holds."""
-        return runs(records, len, self._logbook.session.caller.limits.request_bytes // 2, _TOGETHER)
+        return runs(records, len, self._most_bytes, _TOGETHER)
+
+    @property
+    def _most_bytes(self) -> int:
+        """Of the records of one append, unless it has one alone."""
+        return self._logbook.session.caller.limits.request_bytes // 2
 
     @property
     def is_firm(self) -> bool:
@@ -262,7 +272,7 @@ class JournalWriter:
         Call it after `rest`, and add nothing until it returns. If this place of the journal is taken, the group is
         refused with it: so what is in the group is there once, however many executions of the run try to append it.
         """
-        if sum(map(len, self._kept)) > _BESIDE_BYTES:
+        if self._kept and self._kept_bytes > _BESIDE_BYTES:
             self.flush()
             await self.rest()
             if self.is_overtaken or self.error is not None:

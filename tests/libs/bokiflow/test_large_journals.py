@@ -80,3 +80,16 @@ async def test_what_was_overtaken_has_one_of_several_appends_in_flight(boki_cont
     await writer.rest()
     assert durable == [2, 4, 6]
     assert (await read_history(book, tag, 0)).place == MANY
+
+
+async def test_no_more_is_kept_than_one_append_holds(boki_context: boki.testing.Context) -> None:
+    """Results of pure steps wait for what follows them, and a workflow may have nothing but pure steps."""
+    book, tag = boki_context.logbook, "!fj:run"
+    writer = JournalWriter(book, tag, await read_history(book, tag, 0), 1, 0, lambda: None, run=1, in_turn=False)
+    counts = []
+    for n in range(MANY):
+        writer.add(Done(n, "step", b"", Result(Payload("bytes", bytes(BYTES)))), 0, 0, 1, lazily=True)
+        writer.flush_firm()
+        counts.append(writer.append_count)
+    assert counts == [0, 0, 2, 2, 2, 4]
+    await writer.rest()
