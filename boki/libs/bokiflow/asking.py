@@ -141,6 +141,8 @@ class Draft:
 
     def __init__(self) -> None:
         self.core: Transaction | None = None
+        self.used: set[str] = set()
+        """The objects that the code of the workflow, and its children, have used: not those that it began with."""
         self.extra: list[NewRecord] = []
         """Records of the application that are appended with it."""
         self.base: Base | None = None
@@ -160,7 +162,7 @@ class Draft:
             for name, updates in [] if self.base is None else self.base.written:
                 for update in updates:
                     yield from core.change(name, update)
-            self.core = core
+            self.core = self.core or core  # another task of the workflow may have been faster
         return self.core
 
     @property

@@ -69,6 +69,7 @@ async def _take(body: Body, txn: OpenTransaction, name: str, base: Base, came: C
     await body.machine.ask(Load(draft, came.used))
     core = draft.core
     assert core is not None, "it has begun"
+    draft.used.update(came.used)
     before, now = dict(base.written), dict(core.written)
     changed = [used for used in came.used if before.get(used, []) != now.get(used, [])]
     if changed:
@@ -103,7 +104,7 @@ def came_of(workflow: Runnable, txn: OpenTransaction, result: Any) -> Payload:
     used, written = [], []
     if draft.core is not None:
         before = {name: len(updates) for name, updates in draft.base.written}
-        used = draft.core.used
+        used = [name for name in draft.core.used if name in draft.used]
         written = [(name, updates[before.get(name, 0) :]) for name, updates in draft.core.written]
     encoded = Function.of(workflow).encode_result(result)
     extra = [(record.data, tuple(record.tags)) for record in draft.extra]

@@ -132,6 +132,7 @@ class Drafted:
         if unknown or self._draft.core is None:
             yield cast("Any", Load(self._draft, unknown))
             self._loaded.update(unknown)
+            self._draft.used.update(unknown)
         return self._draft.core
 
     def look(self, name: str, query: Question) -> Steps[Any]:

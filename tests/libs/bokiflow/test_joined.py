@@ -10,8 +10,12 @@ import pytest
 import boki.testing
 from boki import BokiError
 from boki.libs.bokiflow import flow, step, workflow
+from boki.libs.bokiflow.asking import Draft, Load
 from boki.libs.bokiflow.hooks import installed
+from boki.libs.bokiflow.joins import Base
 from boki.libs.bokistore import ConflictError, Store
+from boki.libs.bokistore.updates import Increment
+from boki.libs.bokistore.way import Way
 from tests.libs.bokiflow.crashes import NO_DEATH, AroundSteps, World, after_each_loss, all_deaths
 
 
@@ -144,6 +148,47 @@ async def test_children_at_once_may_use_different_objects_only(boki_context: bok
     with pytest.raises(BokiError, match="bump has used 'a', which its parent or another child wrote meanwhile"):
         await (await at_once.start(ctx, ["a", "a"])).result()
     assert await counts(ctx, "a") == [1]
+
+
+async def test_a_child_has_used_what_it_uses_alone(boki_context: boki.testing.Context, each_mode: None) -> None:
+    """What its parent had written before is no object of its own: it is not in the way of another child that uses it,
+    and what was put without a read may have been changed by others.
+    """
+
+    @workflow
+    async def bump(what: str) -> int:
+        return await flow.store.object(what).increment("")
+
+    @workflow
+    async def inner(what: str) -> int:
+        return await flow.call(bump, what)
+
+    @workflow
+    async def outer(wanted: list[str]) -> None:
+        async with flow.store.transaction() as txn:
+            await txn.object("trips").increment("")
+            await txn.object("last").set("", wanted)
+            await asyncio.gather(*(flow.call(inner, what) for what in wanted))
+            await interfere("last", 7)
+
+    ctx = boki_context
+    await (await outer.start(ctx, ["trips", "seat"])).result()
+    assert await counts(ctx, "trips", "seat", "last") == [2, 1, ["trips", "seat"]]
+
+
+async def test_tasks_that_begin_with_what_their_parent_has_written_share_one_draft(
+    boki_context: boki.testing.Context,
+) -> None:
+    """In a process that has to read these objects first, each of the first reads began with a draft of its own."""
+    store, way = Store(boki_context), Way(boki_context.logbook)
+    await store.object("a").set("", 1)
+    end = await boki_context.logbook.append(b"the moment")
+    way.reader.rows.clear()
+    draft = Draft()
+    draft.base = Base(end, [("a", [Increment((), 1)])])
+    await asyncio.gather(*(way.run(Load(draft, [name]).ask(way, end)) for name in "xy"))
+    assert draft.core is not None
+    assert sorted(draft.core.used) == ["a", "x", "y"]
 
 
 async def test_grandchildren_join_too(boki_context: boki.testing.Context, each_mode: None) -> None:
