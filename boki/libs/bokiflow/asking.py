@@ -18,7 +18,7 @@ from boki.extending import decode_any, encode_any
 from boki.libs.bokiflow.digests import digest_of
 from boki.libs.bokiflow.joins import Base
 from boki.libs.bokiflow.records import Result
-from boki.libs.bokistore.json_values import MISSING, is_same
+from boki.libs.bokistore.json_values import MISSING, is_equal
 from boki.libs.bokistore.overwriting import overwrite
 from boki.libs.bokistore.parts import Parts
 from boki.libs.bokistore.paths import Segments
@@ -235,8 +235,8 @@ class WriteWork(StoreWork):
         if self._expects is not None:
             path, expected = self._expects
             found = yield from core.look(self._object, ValueAt(path))
-            if not is_same(None if found is MISSING else found, expected):
-                return None, False
+            if not is_equal(None if found is MISSING else found, expected):
+                return core, False  # what it has seen must hold where the record stands, as for a write
         result = yield from core.change(self._object, self._update)
         return core, result if self._expects is None else True
 

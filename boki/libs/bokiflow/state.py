@@ -15,6 +15,7 @@ from boki.libs.bokiflow.asking import Draft, Load, Look, StoreWork, VersionAt, W
 from boki.libs.bokiflow.body import body_of
 from boki.libs.bokiflow.threads import asked
 from boki.libs.bokistore.accesses import look_all
+from boki.libs.bokistore.json_values import is_equal, is_same
 from boki.libs.bokistore.parts import OWN_PARTS
 from boki.libs.bokistore.queries import Question
 from boki.libs.bokistore.updates import Update
@@ -230,6 +231,19 @@ def transaction_here() -> OpenTransaction | None:
     if found is None or found is body.joined:
         return found
     return found if body.machine.decide(_JOINS_BLOCKS, new=True, old=False) else None
+
+
+_ORDER_OF_KEYS: Final = "any order of keys"
+"""The decision of a workflow in whose transaction a value is the expected one but for the order of keys."""
+
+
+def is_expected(found: Any, expected: Any) -> bool:
+    """Whether two JSON values are equal. Of the order of keys JSON says nothing; it counted where a journal continues
+    from before that was so.
+    """
+    if is_same(found, expected):
+        return True
+    return is_equal(found, expected) and bool(body_of("flow.store").machine.decide(_ORDER_OF_KEYS, new=True, old=False))
 
 
 def enter_transaction(txn: OpenTransaction) -> Token[OpenTransaction | None]:

@@ -28,6 +28,7 @@ from boki.libs.bokiflow.state import (
     OpenTransaction,
     Part,
     enter_transaction,
+    is_expected,
     leave_transaction,
     open_transaction,
     transaction_here,
@@ -35,7 +36,7 @@ from boki.libs.bokiflow.state import (
 from boki.libs.bokistore import ConflictError
 from boki.libs.bokistore.accesses import Access
 from boki.libs.bokistore.blocking import StoredObject
-from boki.libs.bokistore.json_values import is_same, plain
+from boki.libs.bokistore.json_values import plain
 from boki.libs.bokistore.paths import Path, parse_path
 from boki.libs.bokistore.records import check_object_name
 from boki.libs.bokistore.requests import data_of
@@ -143,7 +144,7 @@ class FlowStore(_Objects):
         if transaction_here() is not None:
             missing = object()
             found = self.object(key).get(path, missing)
-            if not is_same(None if found is missing else found, plain(expected)):
+            if not is_expected(None if found is missing else found, plain(expected)):
                 return False
             self.object(key).set(path, value)
             return True
