@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from boki import TooLarge
 from boki.libs.bokistore.json_values import MISSING, encode
 from boki.libs.bokistore.queries import Question
 from boki.libs.bokistore.views import View
@@ -89,7 +90,17 @@ class FarViews:
         """See `accesses.Access`."""
         answers: list[Any] = []
         for first in range(0, len(questions), MAX_ASKED):
-            views = yield from ask(self._book, Wanted(list(questions[first : first + MAX_ASKED]), at=self._at))
-            self._at = views.seqnum
-            answers += [found[0] if found else MISSING for found in views.answers]
+            answers += yield from self._look_all(questions[first : first + MAX_ASKED])
         return answers
+
+    def _look_all(self, questions: Sequence[Asked]) -> Steps[list[Any]]:
+        try:
+            views = yield from ask(self._book, Wanted(list(questions), at=self._at))
+        except TooLarge:
+            if len(questions) == 1:
+                raise
+            half = len(questions) // 2  # the answers are more than one request brings
+            first = yield from self._look_all(questions[:half])
+            return first + (yield from self._look_all(questions[half:]))
+        self._at = views.seqnum
+        return [found[0] if found else MISSING for found in views.answers]

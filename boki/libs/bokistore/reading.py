@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from boki import MAX_SEQNUM, BokiError, Page, Record, Trimmed
+from boki import MAX_SEQNUM, BokiError, Page, Record, TooLarge, Trimmed
 from boki.extending import Compared, uncertain
 from boki.libs.bokistore import far
 from boki.libs.bokistore.records import ORIGIN, Checkpoint, Origin, checkpoints_tag, codec, row_tag
@@ -278,7 +278,14 @@ class Reader:
 
     def _open_far(self, names: Sequence[str], at: int = -1, floor: int = 0) -> Steps[list[Row]]:
         """Rows that begin with the gateway's views."""
-        views = yield from far.ask(self.book, far.Wanted(objects=list(names), at=at))
+        try:
+            views = yield from far.ask(self.book, far.Wanted(objects=list(names), at=at))
+        except TooLarge:
+            if len(names) == 1:
+                raise
+            half = len(names) // 2  # the objects are more than one request brings
+            rows = yield from self._open_far(names[:half], at, floor)
+            return rows + (yield from self._open_far(names[half:], at, floor))
         known_to, awaited = max(views.seqnum + 1, floor), self.rows.awaited
         held = zip(names, map(far.view_of, views.objects), strict=True)
         return [self.rows.put(Row(name, view, known_to, floor, awaited, 0, views.seqnum)) for name, view in held]

@@ -99,6 +99,27 @@ def test_what_is_changed_begins_with_the_gateways_view(sent: Counter[str]) -> No
     run(scenario())
 
 
+def test_what_is_too_much_for_one_answer_is_asked_in_parts(sent: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scan of a large map, and large objects that a transaction uses; as of one moment as before."""
+    monkeypatch.setattr("boki.libs.bokistore.face.views.MAX_ANSWER_BYTES", 5_000)
+
+    async def scenario() -> None:
+        async with serving() as (gateway, _, _), Client(gateway.url) as one, Client(gateway.url) as other:
+            near, store = Store(one.logbook("b")), Store(other.logbook("b"))
+            names = [f"large:{number}" for number in range(6)]
+            for name in names:
+                await near.object(name).set("", "x" * 2_000)
+                await near.map("m", partitions=16).set(name, "y" * 1_000)
+            sent.clear()
+            assert [key for key, _ in await store.map("m", partitions=16).scan()] == names
+            async with store.transaction() as txn:
+                await txn.prefetch(*names)
+                assert [await txn.object(name).get() for name in names] == ["x" * 2_000] * 6
+            assert sent["/store/b/views"] <= 12
+
+    run(scenario())
+
+
 def test_blocking_clients_too() -> None:
     """From a thread, with the same answers."""
 
