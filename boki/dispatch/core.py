@@ -329,9 +329,8 @@ class Dispatch:
     def _reroute(self, live: LiveCall, now_us: int) -> None:
         """The call has left a worker that never began it, or the queue of an old version: it starts over."""
         route = self._routes.get(live.call.function)
-        if route is None or self._stopped:
-            error = refusals.stopping() if self._stopped else refusals.unknown(live.call.function, self._broken)
-            self._answer(live, failed(error))
+        if route is None or self._stopped or (live.version and route[1] is not live.pool):
+            self._answer(live, failed(refusals.left_over(live, self._broken, is_stopped=self._stopped)))
             return
         live.info, live.pool = route
         live.worker = None

@@ -159,6 +159,21 @@ def stopping() -> Unavailable:
     return Unavailable("the engine is stopping: the call was not begun", retry_after_s=RETRY_AFTER_S)
 
 
+def left_over(live: LiveCall, broken: Mapping[str, str], *, is_stopped: bool) -> BokiError:
+    """Why a call that no worker has begun is given to no other one. One that is pinned is not for the code that runs
+    now: it is refused for a moment, and then offered to its own version.
+    """
+    if is_stopped:
+        return stopping()
+    if live.version:
+        return Unavailable(
+            f"the call of {live.info.name!r} is pinned to version {live.version} of the functions, which has been "
+            "replaced: it was not begun",
+            retry_after_s=RETRY_AFTER_S,
+        )
+    return unknown(live.call.function, broken)
+
+
 def orphaned() -> InvalidArgument:
     """A call asks for a child after its own end."""
     return InvalidArgument(

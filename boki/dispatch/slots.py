@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from boki.protocol.calls import MAX_WORKERS, MEMORY_BYTES, Call, FunctionInfo, Outcome
+from boki.protocol.calls import MAX_WORKERS, MEMORY_BYTES, Call, FunctionInfo, Outcome, version_of
 
 
 class Phase(Enum):
@@ -116,6 +116,11 @@ class LiveCall:
     """Of such a call: all that are below it, also those that it waits for no longer. By ticket."""
     held: list[tuple[int, Outcome]] = field(default_factory=list)
     """Outcomes of children (by request id) that wait for a slot."""
+
+    @property
+    def version(self) -> int:
+        """The deployed version that it is pinned to; 0: it is not."""
+        return 0 if self.call.chosen is None else version_of(self.call.chosen.attributes)
 
     def as_sent(self, now_us: int) -> Call:
         """The call as its worker gets it."""

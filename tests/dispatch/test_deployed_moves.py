@@ -13,7 +13,7 @@ import pytest
 from boki.books.calls.runs import is_refusal
 from boki.dispatch.server import deployed
 from boki.errors import Unavailable
-from boki.protocol.calls import ANY_VERSION, PINNED, ChosenId, Payload
+from boki.protocol.calls import ANY_VERSION, PINNED, ChosenId, Outcome, Payload
 from tests.books.calls.call_world import FaultyPort, a_call, failing
 from tests.dispatch.test_deployed import SAYS, Watched, bundle, system
 from tests.engine.host import TIMEOUT_S, Gate, Host, drive
@@ -72,6 +72,37 @@ def test_a_queued_call_is_refused_for_now_if_its_new_module_cannot_be_loaded_yet
                 assert (await running).failure is None
 
     drive(test())
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_a_queued_call_that_is_pinned_is_not_given_to_another_version(tmp_path: Path, *, stays: bool) -> None:
+    """Nor does it fail, if its function has left: it is refused for a moment, and its own version runs it then."""
+
+    async def test() -> None:
+        async with system(tmp_path) as made:
+            await made.deploy(bundle(m=HOLDS.format("old")))
+            await made.deployed.until(1)
+            with Gate(tmp_path / "gate") as gate:
+                running = made.host.begin("holds", gate.path)
+                await gate.arrived()
+                chosen = ChosenId("start", attributes={PINNED: 1})
+                pinned = msgspec.structs.replace(made.host.call_of("holds", gate.path), chosen=chosen)
+                queued = asyncio.create_task(made.deployed.run(pinned))
+                await made.host.until(lambda: made.host.call_count == 2)
+                await made.deploy(bundle(m=(HOLDS if stays else SAYS).format("new")))
+                await made.deployed.until(2)
+                gate.open()
+                with pytest.raises(Unavailable, match="pinned to version 1") as refused:
+                    _raise_failure(await queued)
+                assert is_refusal(failing(refused.value))
+                assert (await running).result == Payload("text", b"old")
+
+    drive(test())
+
+
+def _raise_failure(outcome: Outcome) -> None:
+    assert outcome.failure is not None, outcome.result
+    raise outcome.failure.error()
 
 
 def test_a_call_that_its_own_module_does_not_register_fails_for_good(tmp_path: Path) -> None:
