@@ -172,7 +172,7 @@ class EngineIncarnation(RoleIncarnation[EngineNodeConfig]):
             fence=self._fence,
             keep_s=self.config.keep_calls_s,
             limits=self.config.limits,
-            version=lambda: self.deployed.number,
+            version=self.deployed.version_to_pin,
             replays=self.functions.replays,
         )
 

@@ -204,3 +204,23 @@ def test_an_attendant_whose_function_has_left_runs_with_the_newest_version_that_
             await host.stop(0)
 
     drive(test())
+
+
+def test_a_call_of_a_new_function_is_pinned_to_the_version_that_brings_it(tmp_path: Path) -> None:
+    """It may be accepted at an engine where that version is still to run: pinned to the one that runs there, it would
+    find no function.
+    """
+
+    async def test() -> None:
+        async with system(tmp_path) as made:
+            assert made.deployed.version_to_pin("says") == 0
+            await made.deploy(bundle(app=SAYS.format("one")))
+            await made.deployed.until(1)
+            uploaded = await made.book.upload(bundle(app=SAYS.format("two"), new=HOLDS.format("new")))
+            late = msgspec.structs.replace(uploaded, bundle_hash="0" * 64, functions=("holds", "says"))
+            await made.book.activate(late)
+            await made.deployed.until(2, runs=False)
+            assert made.deployed.number == 1
+            assert [made.deployed.version_to_pin(name) for name in ("says", "holds", "nobody")] == [1, 2, 1]
+
+    drive(test())

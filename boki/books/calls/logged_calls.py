@@ -88,11 +88,11 @@ class LoggedCalls:
         max_waiting: int = 200_000,
         max_suspended: int = 250_000,
         limits: Limits = DEFAULT_LIMITS,
-        version: Callable[[], int] = lambda: 0,
+        version: Callable[[str], int] = lambda _: 0,
         replays: Callable[[str], bool] = lambda _: False,
         tries: bool = True,
     ) -> None:
-        """`version`: of the functions that run here; 0: they have none. `replays`, `tries`: see `Trying`."""
+        """`version`: the one that a new call of a function is pinned to; 0: none. `replays`, `tries`: see `Trying`."""
         self._version = version
         self._book = CallBook(port, me, limits, clock)
         self._inquiries = Inquiries(self._book, keep_s, clock)
@@ -316,7 +316,7 @@ class LoggedCalls:
         if call.chosen is not None and call.chosen.copies:
             call = await copied(self._book, call, call.chosen.copies)
         is_tried = begins and call.id not in self._accepting and self._trying.may(call)
-        call = pinned(call, self._version())
+        call = pinned(call, self._version(call.function))
         entry = Accepted(call, request_hash(call, delay_us), delay_us, owner=self._me)
         if begins:  # its first run is on record with it
             entry = msgspec.structs.replace(entry, starts=1, state="running", runs=Runs(1))

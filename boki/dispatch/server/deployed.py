@@ -140,6 +140,15 @@ class DeployedFunctions:
             return 0
         return max((kept.number for kept in self._versions.kept if call.function in kept.functions), default=0)
 
+    def version_to_pin(self, function: str) -> int:
+        """The version that a new call of the function is pinned to: the one that runs here. If that lacks the function,
+        the call was made where the active version runs already, and is pinned to that.
+        """
+        active = self._versions.active
+        if self.is_held_back or active is None or function in self._functions.functions:
+            return self.number
+        return active.number if function in active.functions else self.number
+
     @property
     def is_held_back(self) -> bool:
         """Whether nothing runs here because that was asked for, until a version is deployed or chosen."""

@@ -76,7 +76,7 @@ class Versions(CallWorld):
 
     async def begin(self, faults: dict[int, Fault] | None = None) -> LoggedCalls:
         """A process starts."""
-        return await self.start(faults, version=lambda: self.deployed)
+        return await self.start(faults, version=lambda _: self.deployed)
 
     def context(self, call: Call) -> Context:
         """What a function is given that runs on that process."""
