@@ -72,6 +72,10 @@ the call is accepted the function is known, and says so (`FunctionInfo.to_be_log
 ANY_VERSION = "boki:any_version"
 """The attribute of attendants that are not pinned, and for which calls of earlier versions may wait: where the version
 that runs has no such function any more, they run with the newest one that has it."""
+THIS_VERSION = "boki:this_version"
+"""The attribute of attendants that are about the version that they are pinned to: they fail if it cannot be had. Any
+other call runs with the version that runs then.
+"""
 
 
 def version_of(attributes: Mapping[str, Attribute] | None) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,10 @@ import msgspec
 import pytest
 
 from boki.books.calls.runs import is_refusal
+from boki.books.functions.version_book import VersionBook
 from boki.dispatch.server import deployed
-from boki.errors import Unavailable
-from boki.protocol.calls import ANY_VERSION, PINNED, ChosenId, Outcome, Payload
+from boki.errors import NotFound, Unavailable
+from boki.protocol.calls import ANY_VERSION, PINNED, THIS_VERSION, ChosenId, Outcome, Payload
 from tests.books.calls.call_world import FaultyPort, a_call, failing
 from tests.dispatch.test_deployed import SAYS, Watched, bundle, system
 from tests.engine.host import TIMEOUT_S, Gate, Host, drive
@@ -224,3 +227,58 @@ def test_a_call_of_a_new_function_is_pinned_to_the_version_that_brings_it(tmp_pa
             assert [made.deployed.version_to_pin(name) for name in ("says", "holds", "nobody")] == [1, 2, 1]
 
     drive(test())
+
+
+def test_a_call_about_one_version_runs_with_no_other(tmp_path: Path) -> None:
+    """A workflow that moved to a version which is not kept would run whatever is deployed."""
+
+    async def test() -> None:
+        async with another_engine(tmp_path) as (engine, host):
+            asked = msgspec.structs.replace(
+                host.call_of("says"), chosen=ChosenId("start", attributes={PINNED: 7, THIS_VERSION: True})
+            )
+            with pytest.raises(NotFound, match="version 7 is not among those that are kept: 1, 2"):
+                await engine.run(asked)
+
+    drive(test())
+
+
+def test_an_engine_that_runs_nothing_runs_no_earlier_version(tmp_path: Path) -> None:
+    """`--functions-version none` is for a version that harms the engines. Pinned calls wait, too."""
+
+    async def test() -> None:
+        async with another_engine(tmp_path, runs_at_start=False) as (engine, host):
+            pinned = msgspec.structs.replace(host.call_of("says"), chosen=ChosenId("start", attributes={PINNED: 1}))
+            with pytest.raises(Unavailable) as refused:
+                await engine.run(pinned)
+            assert is_refusal(failing(refused.value))
+            await engine.book.use("2")
+            await engine.until(2)
+            assert (await engine.run(pinned)).result == Payload("text", b"one")
+
+    drive(test())
+
+
+class Another(Watched):
+    """Another engine's functions, and the log that says which."""
+
+    book: VersionBook
+
+
+@asynccontextmanager
+async def another_engine(tmp_path: Path, **options: Any) -> AsyncIterator[tuple[Another, Host]]:
+    """An engine that starts after two versions were deployed."""
+    async with system(tmp_path) as made:
+        for number, text in ((1, "one"), (2, "two")):
+            await made.deploy(bundle(app=SAYS.format(text)))
+            await made.deployed.until(number)
+    host = Host(None)
+    engine = Another(FaultyPort(made.log), host, made.folder, make_host=lambda: Host(None), **options)
+    engine.book = made.book
+    try:
+        await host.start()
+        await engine.start()
+        yield engine, host
+    finally:
+        await engine.stop()
+        await host.stop(0)

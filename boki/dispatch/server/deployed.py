@@ -29,7 +29,7 @@ from boki.dispatch.server.until_gone import run_until_gone
 from boki.errors import BokiError, CorruptData, InvalidArgument, NoSuchFunction, NotFound, Trimmed, Unavailable
 from boki.log.limits import DEFAULT_LIMITS, Limits
 from boki.protocol.call_messages import ActivateBundle, BundleActivated
-from boki.protocol.calls import ANY_VERSION, Call, ModuleInfo, Outcome, version_of
+from boki.protocol.calls import ANY_VERSION, THIS_VERSION, Call, ModuleInfo, Outcome, version_of
 from boki.retry import Backoff
 
 _log = logging.getLogger("boki.functions")
@@ -108,14 +108,19 @@ class DeployedFunctions:
         call is refused for now (`Unavailable`). It was accepted, so it must not fail permanently.
 
         A call of another version (`version_for`) runs with that one. If that is not kept, or is damaged, what runs here
-        takes the call: a workflow then compares its history with the code, and stops where they differ.
+        takes the call: a workflow then compares its history with the code, and stops where they differ. A call of
+        `THIS_VERSION` fails. Where nothing runs because that was asked for, no other version does.
         """
         other = self.version_for(call)
+        if other and self.is_held_back:
+            raise _not_yet(call)
         if other and self._earlier is not None:
             functions = next((kept.functions for kept in self._versions.kept if kept.number == other), ())
             try:
                 return await self._earlier.call(other, call, has_function=call.function in functions)
             except (NotFound, Trimmed, CorruptData) as error:
+                if call.chosen is not None and THIS_VERSION in call.chosen.attributes:
+                    raise
                 _log.warning("call %s runs with a version that cannot be had: %s", call.id, error)
             except OSError as error:
                 raise Unavailable(f"version {other} of the functions cannot be run here now: {error}") from None

@@ -20,6 +20,7 @@ from boki.extending import (
     ATTENDS,
     OVER,
     PINNED,
+    THIS_VERSION,
     Attribute,
     CallsById,
     InvocationState,
@@ -68,7 +69,11 @@ async def upgrade(calls: Calls, call: InvocationState, version: int | None, *, i
             state=call.state,
         )
     mover = uuid4().hex
-    attributes: dict[str, Attribute] = {ATTENDS: CHECKER if is_dry else MOVER, PINNED: version or 0}
+    attributes: dict[str, Attribute] = {
+        ATTENDS: CHECKER if is_dry else MOVER,
+        PINNED: version or 0,
+        THIS_VERSION: True,
+    }
     beginning = Beginning(call.function, call.book, mover, mover, call.name, attributes, copies=call.id)
     result = await ended_attendant(calls, beginning, f"{call.function} {call.name!r} was not moved, and may be yet,")
     assert result is not None, "it has ended without a failure"
