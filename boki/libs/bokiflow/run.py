@@ -14,7 +14,7 @@ from typing import Any, Final, NoReturn, Protocol
 
 import msgspec
 
-from boki import Context, InvalidArgument, NoSuchInvocation
+from boki import CallLost, Context, InvalidArgument, NoSuchInvocation
 from boki.extending import CallsById, Function, Payload, Suspend, WakeOn, decode_any, encode_any
 from boki.libs.bokiflow.beginning import QueryRequest
 from boki.libs.bokiflow.body import Body, ContinueAsNew
@@ -45,6 +45,9 @@ _NO_THREAD_US: Final = 1_000_000
 """When another run begins after one that got no thread."""
 MAX_LOSSES: Final = 8
 """So often in a row runs may be lost without progress before their workflow is paused."""
+MAX_REPLAYS: Final = 3
+"""So often a replay for a query or an upgrade is begun that loses its worker, and other workflows with that."""
+_REPLAYING: Final = ("query", MOVER, CHECKER)
 MAX_ATTEMPTS: Final = 1_000
 """So often in a row runs may be lost with progress. What a step does may kill the worker while another one beside it
 goes forward, and after 10,000 attempts the call would fail.
@@ -165,10 +168,7 @@ async def _check_losses(ctx: Context) -> None:
     progress_run = 0 if entry is None or entry.life != _life(ctx) else entry.progress_run
     is_too_often = calls.attempt > MAX_ATTEMPTS
     if is_too_often or ctx.run_number - progress_run >= MAX_LOSSES:
-        why = "its worker process or its engine was lost"
-        with suppress(NoSuchInvocation):  # an engine may not have heard of it yet
-            error = (await until_answered(partial(calls.state, ctx.invocation_id))).last_error
-            why = why if error is None else error.message
+        why = await _last_loss(ctx)
         how = f"{MAX_ATTEMPTS:,} times in a row" if is_too_often else f"{MAX_LOSSES} times in a row without progress"
         why = f"lost {how}: {why}"
         # as a message, so that other ones do not end it: the next run may kill its worker, too
@@ -176,6 +176,15 @@ async def _check_losses(ctx: Context) -> None:
         seqnum = await until_answered(partial(ctx.logbook.append, note, [inbox_tag(ctx.invocation_id)], key=key))
         _tell(ctx, why)
         _suspend(ctx, why, seqnum + 1)
+
+
+async def _last_loss(ctx: Context) -> str:
+    """How the last run of this call ended that was lost."""
+    with suppress(NoSuchInvocation):  # an engine may not have heard of it yet
+        error = (await until_answered(partial(CallsById(ctx).state, ctx.invocation_id))).last_error
+        if error is not None:
+            return error.message
+    return "its worker process or its engine was lost"
 
 
 async def _check_pause(ctx: Context, journal_seqnum: int) -> None:
@@ -206,6 +215,8 @@ async def _answer_query(ctx: Context, workflow: Runnable) -> Payload:
 
 async def _attend(ctx: Context, workflow: Limited, what: str) -> Any:
     """The call does not run the body: it is an attendant (`boki.libs.bokiflow.attending`), or answers a query."""
+    if what in _REPLAYING and CallsById(ctx).attempt > MAX_REPLAYS:
+        raise CallLost(f"a replay of {workflow.name} was lost {MAX_REPLAYS} times: {await _last_loss(ctx)}")
     if what == "query":
         return await _answer_query(ctx, workflow)
     if what in (MOVER, CHECKER):

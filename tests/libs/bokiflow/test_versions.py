@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from boki import BokiError, Context, DeadlineExceeded, WrongState
+from boki import BokiError, Context, DeadlineExceeded, FunctionFailed, WrongState
 from boki.api.append_gatherer import AppendGatherer
 from boki.books.calls.logged_calls import LoggedCalls
 from boki.dispatch.refusals import lost
@@ -204,6 +204,26 @@ def test_a_query_that_is_not_answered_ends() -> None:
             await asked.query("where")
         with pytest.raises(DeadlineExceeded, match="was not moved, and may be yet, within 60 s"):
             await world.handle.upgrade()
+
+    scenario(act, first, other)
+
+
+def test_a_replay_that_loses_its_worker_is_given_up() -> None:
+    """Each one takes other workflows with it: what a replay needs too much memory for cannot be asked, nor moved."""
+
+    async def act(world: Versions) -> None:
+        world.deployed = 2
+        asked = other.handle(world.context(a_user(96)), "t-1")
+        world.kills = 2
+        assert await asked.query("where") == "first in Rome"
+        for ask in (lambda: asked.query("where"), world.handle.upgrade):
+            world.kills = 3
+            with pytest.raises(
+                FunctionFailed, match=r"replay of trip was lost 3 times: the worker process .* was kill"
+            ):
+                await ask()
+        await world.handle.signal("go", "now")
+        assert await world.handle.result() == "first now"
 
     scenario(act, first, other)
 
