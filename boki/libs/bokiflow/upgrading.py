@@ -15,7 +15,7 @@ from uuid import uuid4
 
 import msgspec
 
-from boki import Context, WrongState
+from boki import Context, InvalidArgument, WrongState
 from boki.extending import (
     ATTENDS,
     OVER,
@@ -23,6 +23,7 @@ from boki.extending import (
     THIS_VERSION,
     Attribute,
     CallsById,
+    Function,
     InvocationState,
     Payload,
     decode_any,
@@ -116,6 +117,10 @@ async def _divergence(ctx: Context, workflow: Runnable, state: InvocationState, 
     """Where this code does something else than what is recorded; "": nowhere."""
     history = await read_history(ctx.logbook, journal_tag(state.id))
     begun_with = history.continued.payload if history.continued is not None else payload
+    try:
+        Function.of(workflow).arguments(begun_with)
+    except InvalidArgument as error:
+        return f"recorded was another payload than the code takes: {error}"
 
     def look(machine: Any, _context: Any) -> str:
         if machine.diverged is None:

@@ -262,6 +262,25 @@ def test_an_upgrade_that_diverges_is_refused() -> None:
     scenario(act, first, other)
 
 
+@workflow(name="trip", book="trips")
+async def by_number(city: int) -> str:
+    return f"{city} {await flow.receive('go')}"
+
+
+def test_an_upgrade_to_code_that_takes_another_payload_is_refused() -> None:
+    """The workflow would fail as soon as it ran."""
+
+    async def act(world: Versions) -> None:
+        world.deployed = 2
+        for dry_run in (True, False):
+            with pytest.raises(Diverged, match="stays with version 1: with 2, recorded was another payload than the"):
+                await world.handle.upgrade(dry_run=dry_run)
+        await world.handle.signal("go", "now")
+        assert await world.handle.result() == "first now"
+
+    scenario(act, first, by_number)
+
+
 def test_an_upgrade_compares_intents() -> None:
     """A step that was about to begin, at most once, is in the journal; code that does not start it is refused."""
 

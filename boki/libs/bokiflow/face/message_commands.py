@@ -9,7 +9,7 @@ import typer
 from boki.cli.connection import AsJson, Token, Url
 from boki.cli.help import examples
 from boki.cli.terminal import count_text, print_json, results, say
-from boki.errors import ConfigError, WrongState
+from boki.errors import ConfigError, FunctionFailed, WrongState
 from boki.libs.bokiflow.face.commands import Book, Id, Name, app, check_reason
 from boki.libs.bokiflow.face.requests import Flows, typed_value
 from boki.libs.bokiflow.refusals import Diverged, WorkflowEnded
@@ -254,12 +254,14 @@ def upgrade(
         for one, its_id, its_book in [(name, flow_id, book)] if flow_id else _unfinished(flows, name):
             try:
                 found = flows.post(one, its_id, "upgrade", query=query | {"book": its_book}, wait_s=60.0)
-            except WorkflowEnded:
-                if flow_id:
+            except (Diverged, FunctionFailed, WrongState) as error:
+                has_ended = WorkflowEnded.__name__ in (type(error).__name__, error.details.get("error_type"))
+                if has_ended and flow_id:
                     raise
-                continue
-            except (Diverged, WrongState) as error:
-                found, stay = {"workflow": one, "id": its_id, "error": error.message}, stay + 1
+                if has_ended:
+                    continue
+                where = f"{one} {its_id}: " if isinstance(error, FunctionFailed) else ""
+                found, stay = {"workflow": one, "id": its_id, "error": where + error.message}, stay + 1
             moved += found.get("before") != found.get("version")
             unpinned += found.get("version") == 0
             if as_json:
