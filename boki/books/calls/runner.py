@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -26,15 +26,22 @@ from boki.books.calls.ledger import (
     runs_of,
 )
 from boki.books.calls.lives import ended
-from boki.books.calls.runs import Runs, engine_lost, is_refusal, policy_of, refused_again_us
+from boki.books.calls.runs import Runs, engine_lost, is_refusal, policy_of, refused_again_us, shortened
 from boki.books.calls.waiting import Waiting
-from boki.errors import BokiError
+from boki.errors import BokiError, Unavailable
 from boki.host.lines import FACTS, SPEAKER, speaker
 from boki.log.ids import MAX_SEQNUM
 from boki.log.operations import Append, Failure
-from boki.protocol.calls import Call, InvocationState, Outcome, version_of
+from boki.protocol.calls import Call, InvocationState, Outcome, Suspension, version_of
+from boki.retry import MAX_ATTEMPTS
 
 _log = logging.getLogger("boki.protocol.calls")
+
+_OFFERS: Final = 7
+"""After this many refusals in a row, some ten seconds, a pinned call is suspended until it is offered again."""
+_OFFERED_AGAIN_US: Final = 30_000_000
+_HELD_UP: Final = "no worker takes it: "
+"""How the note of such a suspension begins."""
 
 Run = Callable[[Call], Awaitable[Outcome]]
 """Runs a body. Returns once it has ended, or its worker has, also if it was too late or cancelled before: another may
@@ -90,6 +97,9 @@ class Runner:
         if is_refusal(outcome):
             job.refusals += 1
             job.offered_us = self._clock() + refused_again_us(job.refusals)
+            if _is_held_up(job, loaded[0].call, outcome):
+                self.forget(waiting.id)
+                return await self._book.suspend(job.waiting, _held_up(outcome, self._clock()), job.runs.not_begun())
             return job.offered_us
         if outcome.suspended is not None:
             self.forget(waiting.id)
@@ -137,6 +147,8 @@ class Runner:
             runs = runs.woken(self._clock())
         is_claimed = origin == "claimed" or (origin == "unknown" and not self._is_first_start(waiting, entry))
         job = _Job(waiting, runs, is_begun=waiting.state == "running" and not is_claimed)
+        if waiting.suspension is not None and waiting.suspension.note.startswith(_HELD_UP):
+            job.refusals = _OFFERS
         if waiting.state == "running" and is_claimed:
             failure = engine_lost(last.owner.node)
             job.runs = job.runs.failed(failure)
@@ -242,6 +254,23 @@ def _was_moved(job: _Job, call: Call) -> bool:
     """Whether the call was pinned to another version than it was loaded with."""
     is_known = bool(job.waiting.function)  # else a version that had no attributes has written it
     return is_known and version_of(job.waiting.attributes) != version_of(attributes_of(call))
+
+
+def _is_held_up(job: _Job, call: Call, refused: Outcome) -> bool:
+    """Whether the version of a call does not run, maybe for long, which is no lack of room: it is suspended then,
+    because a call that is on record as one that runs cannot be moved to another version. Attempts are counted again
+    then, so not while they matter.
+    """
+    if refused.failure is None or refused.failure.code != Unavailable.code or job.refusals <= _OFFERS:
+        return False
+    is_counted = job.waiting.starts > 1 and policy_of(call).attempts < MAX_ATTEMPTS
+    return version_of(job.waiting.attributes) != 0 and not is_counted
+
+
+def _held_up(refused: Outcome, now_us: int) -> Suspension:
+    assert refused.failure is not None, "it was refused"
+    why = shortened(refused.failure).message
+    return Suspension(now_us + _OFFERED_AGAIN_US, note=f"{_HELD_UP}{why}")
 
 
 def _is_true(done: asyncio.Future[bool]) -> bool:

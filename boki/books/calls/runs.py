@@ -43,6 +43,12 @@ class Runs(msgspec.Struct, frozen=True, array_like=True):
         """One run more, which begins now."""
         return replace(self, total=self.total + 1, first_us=self.first_us or now_us, last_us=now_us)
 
+    def not_begun(self) -> Runs:
+        """The last run is on record, and no worker has taken it: it was none."""
+        if self.total > 1:
+            return replace(self, total=self.total - 1)
+        return replace(self, total=0, first_us=0, last_us=0)
+
     def failed(self, failure: Failure) -> Runs:
         """The last run has ended with this failure."""
         name = short_name(failure)

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from boki.books.calls.ledger import Accepted, Finished, Retrying, Started
-from boki.errors import BokiError, CallLost, DeadlineExceeded, FunctionFailed, Overloaded
+from boki.errors import BokiError, CallLost, DeadlineExceeded, FunctionFailed, Overloaded, Unavailable
 from boki.host.lines import FACTS, SPEAKER
-from boki.protocol.calls import Call, Outcome
+from boki.protocol.calls import PINNED, Call, ChosenId, Move, Outcome, version_of
 from boki.retry import Retry
 from tests.books.calls.call_world import (
     EPOCH_US,
@@ -317,3 +317,39 @@ def test_whatever_fails_between_two_runs_the_call_ends_once(fault: Fault) -> Non
     assert count > 8
     for at in range(1, count):
         run(play(at))
+
+
+def test_a_pinned_call_that_no_worker_takes_can_be_moved() -> None:
+    """Its version may not start any more, such as after a bad deployment. On record as one that runs it would stay with
+    that, and its state says why it waits. Once another version takes it, it continues.
+    """
+
+    async def scenario() -> None:
+        world = CallWorld()
+
+        async def body(call: Call) -> Outcome:
+            assert call.chosen is not None
+            broken = version_of(call.chosen.attributes) == 2
+            return failing(Unavailable("module 'shop' cannot be run")) if broken else await echo(call)
+
+        world.bodies["shop"] = body
+        calls = await world.start(version=lambda _: 2)
+        pinned = msgspec.structs.replace(with_policy(1, "shop"), chosen=ChosenId("s", attributes={PINNED: 0}))
+        invocation_id = await calls.accept(pinned)
+        for _ in range(2):
+            await time_passes(40)
+            state = await calls.state(invocation_id)
+            assert (state.state, state.attempts, version_of(state.attributes)) == ("suspended", 0, 2)
+            assert state.suspension is not None
+            assert state.suspension.note == "no worker takes it: module 'shop' cannot be run"
+        records = len(world.records())
+        await time_passes(3_600)
+        assert len(world.records()) - records <= 2 * 3_600 / 30 + 2
+        state = await calls.state(invocation_id)
+        moved = await calls.asked(invocation_id, 0, Move(1, state.attempts))
+        assert (moved.state, version_of(moved.attributes)) == ("suspended", 1)
+        state = await calls.state(invocation_id, wait_s=60)
+        assert (state.state, state.attempts) == ("done", 1)
+        await calls.stop()
+
+    run(scenario())
