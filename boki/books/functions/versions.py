@@ -5,9 +5,9 @@ A bundle is uploaded in pieces, under a tag of its own; then one record makes it
 condition that its last record is the one that their writer has seen, so that versions are numbered without gaps however
 many deploy at once. The last of them says what runs.
 
-The book is trimmed from the bottom: the last `KEPT_VERSIONS` are kept, the one that runs, and those that unfinished
-calls were pinned to when the last one was deployed. A call that is pinned to a version which ran a moment ago is safe,
-too: that is one of the last.
+The book is trimmed from the bottom: the last `KEPT_VERSIONS` are kept, the one that runs, the one that ran before it,
+and those that unfinished calls were pinned to when the last one was deployed. So a call is safe, too, that is pinned to
+a version which ran a moment ago: engines change over one after the other.
 """
 
 from __future__ import annotations
@@ -94,7 +94,8 @@ class Versions(Fold[Entry]):
         lowest = max(self._deployed, default=0) - KEPT_VERSIONS + 1
         if self.active is not None:
             lowest = min(lowest, self.active.number)
-        kept = {number for number in self._deployed if number >= lowest or number in self._in_use}
+        wanted = self._in_use if self.previous is None else self._in_use | {self.previous.number}
+        kept = {number for number in self._deployed if number >= lowest or number in wanted}
         self._deployed = {number: self._deployed[number] for number in self._deployed if number in kept}
 
     @property

@@ -218,6 +218,18 @@ def test_a_version_is_kept_while_calls_are_pinned_to_it() -> None:
         assert versions.trim_floor == (2 if 12 <= number < 2 * KEPT_VERSIONS else max(1, number - KEPT_VERSIONS + 1))
 
 
+def test_the_version_that_ran_until_a_moment_ago_is_kept() -> None:
+    """However old: engines change over one after the other, and one that has yet to do so pins calls to it."""
+    versions = Versions()
+    for number in range(1, KEPT_VERSIONS + 1):
+        versions.apply(number, number, Deployed(number, "h", 1, f"b{number}", number))
+    versions.apply(100, 100, Used(1))
+    versions.apply(101, 101, Deployed(11, "h", 1, "b11", 90))
+    assert [kept.number for kept in versions.kept] == list(range(1, 12))
+    versions.apply(102, 102, Deployed(12, "h", 1, "b12", 91))
+    assert [kept.number for kept in versions.kept] == list(range(3, 13))
+
+
 def test_the_layout_of_records_is_pinned() -> None:
     """Records of this version stay readable: these are bytes on disks."""
     assert CODEC.encode(Used(3)).hex() == "0192a47573656403"
