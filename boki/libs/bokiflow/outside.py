@@ -10,7 +10,7 @@ from uuid import uuid4
 import msgspec
 
 from boki import InvalidArgument
-from boki.extending import Attribute, Failure, Function, Payload, decode_any, encode_any
+from boki.extending import Attribute, Failure, Function, Payload, decode_any, encode_any, told_response
 from boki.libs.bokiflow.attributes import check_attributes
 from boki.libs.bokiflow.handles import MAX_ID_CHARS, WorkflowState
 from boki.libs.bokiflow.schedules.handle import IfExists, ScheduleState
@@ -158,6 +158,8 @@ def failure_of_body(body: Mapping[str, Any]) -> Failure | None:
 
 def result_of_body(workflow: Workflow[Any, Any] | str, body: Mapping[str, Any]) -> Any:
     """What a workflow returned, as the type that it is annotated with, if its code is here."""
+    if "response" in body:
+        return told_response(body["response"])
     if "result_base64" in body:
         result = Payload("bytes", msgspec.convert(body["result_base64"], bytes))
     else:

@@ -6,13 +6,16 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
+import msgspec
 import pytest
 
-from boki import Client, InvalidArgument
-from boki.extending import Attribute
+from boki import Client, InvalidArgument, Response
+from boki.extending import Attribute, Function, InvocationState
+from boki.libs.bokiflow import workflow
 from boki.libs.bokiflow.attributes import parse_attribute
 from boki.libs.bokiflow.client import FlowClient
-from boki.libs.bokiflow.outside import pairs_of
+from boki.libs.bokiflow.face.shapes import state_shape
+from boki.libs.bokiflow.outside import pairs_of, result_of_body
 
 
 @pytest.mark.parametrize(
@@ -61,3 +64,27 @@ def test_an_empty_id_is_no_wish_for_a_new_one() -> None:
                     await attempt
 
     asyncio.run(scenario())
+
+
+@workflow
+async def answer() -> Response:
+    return Response("gone", status=410, headers={"X-Why": "old"})
+
+
+@pytest.mark.parametrize("known_as", [answer, "answer"])
+@pytest.mark.parametrize("content", ["gone", {"left": 0}, b"\xff", None])
+def test_a_response_arrives_as_it_was_returned(known_as: Any, content: Any) -> None:
+    """The result of a workflow may be a whole answer, with its status and headers; it arrived as None."""
+    made = Response(content, status=410, headers={"X-Why": "old"})
+    state = InvocationState(
+        id="0" * 32,
+        function="answer",
+        book="answer",
+        state="done",
+        accepted_us=1,
+        due_us=1,
+        result=Function.of(answer).encode_result(made),
+    )
+    body = msgspec.json.decode(msgspec.json.encode(state_shape(state)))
+    found = result_of_body(known_as, body)
+    assert (found.body, found.status, found.header("X-Why")) == (content, 410, "old")
