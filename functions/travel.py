@@ -6,7 +6,7 @@ the LogBook `travel`, `reserve_together` is one transaction across two called wo
 crashes, a trip takes one room and one seat and is paid once, or takes nothing. `boki demo flow` kills its machine again
 and again.
 
-curl -d '{"lat": 40.7, "lon": -73.9}' 'http://127.0.0.1:8080/function/search'
+curl -H 'Idempotency-Key: 1' -d '{"lat": 40.7, "lon": -73.9}' 'http://127.0.0.1:8080/function/search'
 boki flow start reserve '{"traveller": "Ada", "hotel": "BOS", "flight": "B6-1018-2013-01-01"}' --id trip-1
 """
 
