@@ -11,7 +11,7 @@ import msgspec
 from boki.api.function import Function
 from boki.api.streaming import no_stream
 from boki.books.calls.ledger import CODEC, JUST_BEFORE, Accepted
-from boki.books.calls.lives import copy_of, ended, fitting
+from boki.books.calls.lives import check_size, copy_of, ended, fitting
 from boki.books.calls.runs import Runs
 from boki.errors import AlreadyExists, KeyReused, NoSuchFunction, WrongState
 from boki.log.checks import check_data
@@ -50,6 +50,7 @@ def later_call(known: Function | None, call: Call, delay_s: float, limits: Limit
     check_delay(delay_s)
     call = msgspec.structs.replace(call, book=known.info.book_of(call), chosen=known.info.chosen_for(call))
     accepted = Accepted(call, sha256(call.payload.data).digest(), round(delay_s * 1e6))
+    check_size(accepted, limits.record_bytes)
     check_data(CODEC.encode(accepted), limits.record_bytes)
     return call
 

@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from boki.books.calls.ledger import CODEC, Accepted, Finished, accepted_at, attributes_of, name_of
 from boki.books.calls.runs import Runs
 from boki.books.calls.waiting import Owner, Waiting
 from boki.errors import TooLarge
+from boki.log.limits import KIB
 from boki.log.operations import Failure
 from boki.protocol.calls import PINNED, Call, Outcome
+
+_CARRIED_BYTES: Final = 16 * KIB
+"""How much more than at its acceptance a call may need when it is carried forward: for what its runs have ended with,
+and for all that it may be suspended for.
+"""
+
+
+def check_size(entry: Accepted, most_bytes: int) -> None:
+    """`TooLarge` for a call that could not be carried forward: it would hold up the trimming of all."""
+    limit = most_bytes - min(_CARRIED_BYTES, most_bytes // 4)
+    if len(entry.call.payload.data) < limit // 2:
+        return
+    size = len(CODEC.encode(entry))
+    if size > limit:
+        raise TooLarge(
+            f"the call has {size:,} bytes with its payload, and a logged one may have at most {limit:,}: append it to "
+            "a LogBook and pass where it is",
+            limit=limit,
+        )
 
 
 def carry_forward(entry: Accepted, record_time_us: int, waiting: Waiting, runs: Runs) -> Accepted:

@@ -25,7 +25,7 @@ from boki.books.calls.chosen_ids import accept_chosen, copied
 from boki.books.calls.housekeeping import Housekeeping
 from boki.books.calls.inquiries import Inquiries
 from boki.books.calls.ledger import Accepted, Entry, Finished, TakenOver, corrected_key, request_hash
-from boki.books.calls.lives import pinned
+from boki.books.calls.lives import check_size, pinned
 from boki.books.calls.runner import Next, Origin, Run, Runner
 from boki.books.calls.runs import Runs
 from boki.books.calls.sleepers import Sleepers, WatchingPort
@@ -94,6 +94,7 @@ class LoggedCalls:
     ) -> None:
         """`version`: the one that a new call of a function is pinned to; 0: none. `replays`, `tries`: see `Trying`."""
         self._version = version
+        self._limits = limits
         self._book = CallBook(port, me, limits, clock)
         self._inquiries = Inquiries(self._book, keep_s, clock)
         self._runner = Runner(self._book, run, clock)
@@ -318,6 +319,7 @@ class LoggedCalls:
         is_tried = begins and call.id not in self._accepting and self._trying.may(call)
         call = pinned(call, self._version(call.function))
         entry = Accepted(call, request_hash(call, delay_us), delay_us, owner=self._me)
+        check_size(entry, self._limits.record_bytes)
         if begins:  # its first run is on record with it
             entry = msgspec.structs.replace(entry, starts=1, state="running", runs=Runs(1))
         self._accepting[call.id] = begins

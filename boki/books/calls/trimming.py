@@ -61,7 +61,8 @@ class Trimmer:
         last = await self._book.newest(waiting.id)
         if last is not None and not isinstance(last[0], Finished) and last[1].seqnum == waiting.seqnum:
             runs = runs_of(last[0], last[1].time)
-            await self._book.carry(carry_forward(*loaded, waiting, runs), waiting.seqnum)
+            with suppress(TooLarge):  # an earlier version has accepted it: what came before it can be trimmed
+                await self._book.carry(carry_forward(*loaded, waiting, runs), waiting.seqnum)
 
     async def _keep_ends(self, below: int) -> None:
         """Record those ends once more that stand below that seqnum and that an unfinished call may still ask for."""

@@ -7,16 +7,19 @@ from itertools import pairwise
 
 import pytest
 
+from boki.api.suspension import MAX_NOTE_CHARS, MAX_WAKES
 from boki.books.calls.ledger import BOOK, Accepted, Checkpoint, Finished, Started, TakenOver
 from boki.errors import (
     FunctionFailed,
     NoSuchInvocation,
+    TooLarge,
     Unavailable,
     VersionTooNew,
 )
 from boki.log.chunk import Group, encode_chunk
+from boki.log.limits import KIB
 from boki.log.operations import Append
-from boki.protocol.calls import Call, Outcome, Payload
+from boki.protocol.calls import Call, Outcome, Payload, Suspension, WakeOn
 from tests.books.calls.call_world import CallWorld, Gate, a_call, echo, failing, now_us, run, time_passes
 
 KEEP_S = 3600.0
@@ -67,6 +70,37 @@ def test_a_call_that_waits_longer_than_records_are_kept_is_carried_forward() -> 
         done = await calls.state(a_call(1).id, wait_s=8 * KEEP_S)
         assert (done.state, done.result, done.due_us) == ("done", Payload("json", b'"late"'), accepted.due_us)
         assert 0 <= done.started_us - accepted.due_us < 1000
+        await calls.stop()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("spare", [600, 17_000])
+def test_a_call_that_could_not_be_carried_forward_is_refused(spare: int) -> None:
+    """It may wait for sixteen tags for longer than records are kept. If it did not fit a record any more, it held up
+    the trimming of the book, for as long as it waited.
+    """
+
+    async def scenario() -> None:
+        world = CallWorld()
+        wakes = tuple(WakeOn("b" * 255, f"{number:0255}", 1) for number in range(MAX_WAKES))
+
+        async def waits(_call: Call) -> Outcome:
+            return Outcome(None, None, {}, Suspension(0, wakes, "\u00e9" * MAX_NOTE_CHARS))
+
+        world.bodies["waits"] = waits
+        calls = await world.start(keep_s=KEEP_S)
+        large = a_call(1, "waits", b"x" * (world.limits.record_bytes - spare))
+        if spare < 16 * KIB:
+            with pytest.raises(TooLarge, match=r"a logged one may have at most 1,032,192: append it to a LogBook"):
+                await calls.accept(large)
+        else:
+            await calls.accept(large)
+        for turn in range(1, 6):
+            await calls.accept(a_call(100 + turn), delay_s=KEEP_S)
+            await calls.state(a_call(100 + turn).id, wait_s=2 * KEEP_S)
+        assert len(world.entries()) < 8
+        assert calls.suspended_count == (spare > 16 * KIB)
         await calls.stop()
 
     run(scenario())
