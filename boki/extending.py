@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from boki.api.failures import failure_of
 from boki.api.function import Function, register_body
-from boki.api.http.response import told_response
+from boki.api.http.response import result_of, told_response
 from boki.api.library_use import refuse_options
 from boki.api.logbook import begin_append, forget_tags, leave_append
 from boki.api.payloads.values import ValueCodec, codec_for, decode_any, encode_any
@@ -79,6 +79,7 @@ __all__ = [
     "leave_append",
     "refuse_options",
     "register_body",
+    "result_of",
     "told_response",
     "uncertain",
     "version_of",

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, assert_never
 
 import msgspec
 
-from boki.extending import Failure, Payload, decode_any
+from boki.extending import Failure, Payload, result_of
 from boki.libs.bokiflow.gates.records import Admission
 from boki.libs.bokiflow.locks.state import Freed, Wanted
 from boki.libs.bokiflow.records import (
@@ -212,7 +212,7 @@ _VALUE_CHARS: Final = 200
 def shortly(payload: Payload) -> str:
     """A value for people, cut."""
     try:
-        value = decode_any(payload, "value")
+        value = result_of(payload, "value")
     except Exception:  # noqa: BLE001 - it is only shown
         value = payload.data
     text = value if isinstance(value, str) else msgspec.json.encode(value, enc_hook=repr).decode()

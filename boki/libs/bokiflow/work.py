@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Any, Final, Literal, TypedDict, TypeVar, get_args
 
-from boki.extending import REPLAYED, Attribute, Function, decode_any
+from boki.extending import REPLAYED, Attribute, Function, result_of
 from boki.libs.bokiflow.asking import StoreWork
 from boki.libs.bokiflow.digests import digest_of
 from boki.libs.bokiflow.joins import Base
@@ -165,7 +165,7 @@ class CallWork:
         if result.value is None or self.base is not None:
             return result.value  # of a joined one, with what it has written
         if isinstance(self.target, str):
-            return decode_any(result.value, f"result of {self.target}")
+            return result_of(result.value, f"result of {self.target}")
         return Function.of(self.target).decode_result(result.value)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import boki.testing
-from boki import AlreadyExists, Context, FunctionFailed, InvalidArgument, KeyReused, function
+from boki import AlreadyExists, Context, FunctionFailed, InvalidArgument, KeyReused, Response, function
 from boki.libs.bokiflow import flow, step, workflow
 
 pytestmark = pytest.mark.usefixtures("each_mode")
@@ -247,3 +247,22 @@ async def test_outside_of_a_workflow() -> None:
     """`flow` says where it belongs."""
     with pytest.raises(InvalidArgument, match=r"flow\.now was called outside of a workflow"):
         flow.now()
+
+
+@function
+async def refusal(ctx: Context, why: str) -> Response:
+    return Response(why, status=409)
+
+
+@workflow
+async def refused(known_as: str) -> list[Any]:
+    found = await (flow.call("refusal", "full") if known_as == "name" else flow.call(refusal, "full"))
+    await flow.sleep(1)
+    return [found.status, found.body]
+
+
+@pytest.mark.parametrize("known_as", ["name", "object"])
+async def test_a_function_may_return_a_response(boki_context: boki.testing.Context, known_as: str) -> None:
+    """As for `ctx.invoke`: by its name alone, what it had done was an error of the one that called it."""
+    await boki_context.invoke(refusal, "the context knows it by its name from here on")
+    assert await (await refused.start(boki_context, known_as)).result() == [409, "full"]
