@@ -99,7 +99,7 @@ WRONG: dict[str, tuple[Wrong, str, str]] = {
         "too_large",
         r"the function ran, but its result has 2,000,000 bytes.*1,048,576: append it to a LogBook",
     ),
-    "a payload over the limit": (lambda ctx: length.start(ctx, "x" * 2_000_000), "too_large", "at most 1,048,576 by"),
+    "a payload over the limit": (lambda ctx: length.start(ctx, "x" * 2_000_000), "too_large", "at most 1,032,192: "),
     "an unknown workflow that is called": (
         lambda ctx: _result(ctx, calls_nobody),
         "function_failed",
