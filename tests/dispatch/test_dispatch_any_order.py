@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from boki.dispatch.orders import Budget
+from boki.protocol.calls import PINNED, ChosenId
 from tests.dispatch.fake_workers import FakeWorker, Inside, Shell, info
 
 FUNCTIONS = {
@@ -49,6 +50,9 @@ class Story:
     def __init__(self) -> None:
         self.shell = Shell(BUDGET)
         self.version = 0
+        self.versions = dict.fromkeys(FUNCTIONS, 0)
+        self.pinned: dict[int, tuple[str, int]] = {}
+        """Calls that are pinned, and the module and its version that they are for."""
         for module, functions in FUNCTIONS.items():
             self.shell.install(module, 0, *functions)
 
@@ -62,7 +66,11 @@ class Story:
         match event:
             case "submit":
                 times_us = (400_000, 3_000_000, 60_000_000)
-                shell.submit(name, timeout_us=times_us[pick % 3], until_gone=pick % 2 == 0)
+                chosen = ChosenId("start", attributes={PINNED: 1}) if pick % 5 == 0 else None
+                ticket = shell.submit(name, timeout_us=times_us[pick % 3], until_gone=pick % 2 == 0, chosen=chosen)
+                if chosen is not None:
+                    module = "n" if name == "other" else "m"
+                    self.pinned[ticket] = module, self.versions[module]
             case "try":
                 if workers := self.workers("ready"):
                     shell.begin_try(workers[pick % len(workers)].id, name, timeout_us=3_000_000)
@@ -93,6 +101,7 @@ class Story:
             case "reload" | "withdraw":
                 module = "mn"[pick % 2]
                 self.version += 1
+                self.versions[module] = self.version
                 functions = FUNCTIONS[module] if event == "reload" else ()
                 shell.install(module, self.version, *functions)
             case "time":
@@ -115,6 +124,9 @@ class Story:
         return [(w, inside) for w in self.workers("ready") for inside in w.calls.values() if inside.begun]
 
     def check_counts(self) -> None:
+        for worker in self.shell.workers.values():
+            for ticket in self.pinned.keys() & worker.calls.keys():
+                assert self.pinned[ticket] == (worker.pool.module, worker.pool.version)
         stats = self.shell.dispatch.stats()
         assert sum(pool.running + pool.waiting for pool in stats) == sum(
             len(worker.calls) for worker in self.shell.workers.values()
