@@ -72,6 +72,14 @@ async def _contained(body: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         return _Exit(error)
 
 
+def _in_thread(body: Callable[[], Any]) -> Any:
+    """What a `def` step returns. Its future takes no `StopIteration`, so that it would never be done."""
+    try:
+        return body()
+    except StopIteration as error:
+        raise RuntimeError("the step raised StopIteration") from error
+
+
 def _run_at_once(
     body: Callable[..., Coroutine[Any, Any, Any]], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, BaseException | None]:
@@ -253,7 +261,7 @@ class Attempts:
             coroutine = _contained(partial(step.body, *args, **kwargs))
             future: asyncio.Future[Any] = self._loop.create_task(coroutine, context=context)
         else:
-            body = partial(context.run, partial(step.body, *args, **kwargs))
+            body = partial(context.run, _in_thread, partial(step.body, *args, **kwargs))
             future = self._clock.run_in_thread(body)
         self._future = future
         timeout_s = step.options.timeout_s

@@ -8,7 +8,7 @@ import pytest
 
 import boki.testing
 from boki import InvalidArgument, Retry
-from boki.libs.bokiflow import StepFailed, step, workflow
+from boki.libs.bokiflow import StepFailed, flow, step, workflow
 
 if TYPE_CHECKING:
     from decimal import Decimal
@@ -223,3 +223,32 @@ async def meets(which: str) -> str:
 async def test_of_two_errors_of_one_name_the_right_one_comes(boki_context: boki.testing.Context, which: str) -> None:
     """The first of them in `raises` came for both."""
     assert await (await meets.start(boki_context, which)).result() == f"{which} {which}"
+
+
+@step
+def takes_the_next() -> int:
+    return next(iter([]))
+
+
+@step
+async def takes_the_next_as_a_task() -> int:
+    await asyncio.sleep(0)
+    return next(iter([]))
+
+
+@pytest.mark.parametrize("stepping", [takes_the_next, takes_the_next_as_a_task])
+async def test_a_step_that_raises_stop_iteration_has_ended(boki_context: boki.testing.Context, stepping: Any) -> None:
+    """In a thread it never had: the future of the thread refuses that error."""
+
+    @workflow
+    async def takes() -> str:
+        try:
+            await flow.run(stepping)
+        except StepFailed as error:
+            return error.error_type
+        return ""
+
+    handle = await takes.start(boki_context)
+    await boki_context.clock.advance(60)
+    assert (await handle.status()).status == "done"
+    assert await handle.result() == "RuntimeError"
