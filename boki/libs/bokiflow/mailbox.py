@@ -352,7 +352,7 @@ class Mailbox:
         if validator is not None:
             try:
                 validator(codec.decode(note.payload, f"payload of {note.name}"))
-            except Exception as error:  # noqa: BLE001 - whatever it raises is why the update is refused
+            except BaseException as error:  # noqa: BLE001 - whatever it raises is why the update is refused
                 self.answers.append(Answered(note.id, Result(None, failure_of(note.name, error))))
                 return
         self._call(note.name, handler, codec, note.payload, note.id)
@@ -376,8 +376,12 @@ class Mailbox:
             found = handler(given)
             value = await found if inspect.isawaitable(found) else found
             result = Result(encode_any(value, f"answer of {name}"))
-        except (GeneratorExit, CancelledError):
+        except GeneratorExit:
             raise
+        except CancelledError as gone:  # what it awaited was cancelled, or it was itself: its sender waits all the same
+            if update is None:
+                raise
+            result = Result(None, failure_of(name, gone))
         except BaseException as raised:  # noqa: BLE001 - of an update it is the answer, of a signal the workflow's end
             if isinstance(raised, Exception):
                 error = raised

@@ -96,7 +96,7 @@ async def test_a_replacement_begins_when_it_is_made(boki_context: boki.testing.C
 
 
 def test_a_replacement_with_the_same_times_makes_up_for_what_was_missed() -> None:
-    """As at a deployment after a downtime, which says again what there is."""
+    """As at a deployment after a downtime, which says the same again."""
     fold = Fold("m")
     fold.apply(1, 0, Defined(spec_of(every_s=60)))
     fold.apply(2, 90_000_000, Defined(spec_of(every_s=60, overlap="allow")))
