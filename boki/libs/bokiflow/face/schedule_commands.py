@@ -10,6 +10,7 @@ import typer
 from boki.cli.connection import AsJson, Token, Url
 from boki.cli.help import Commands, examples
 from boki.cli.terminal import content_of, print_json, print_table, results, say, time_cell, time_text
+from boki.errors import InvalidArgument
 from boki.libs.bokiflow.attributes import parse_attribute
 from boki.libs.bokiflow.face.commands import Book, Name, app, check_reason
 from boki.libs.bokiflow.face.requests import SCHEDULES, Flows
@@ -76,7 +77,10 @@ def create(
         try:
             body["payload"] = msgspec.json.decode(data)
         except msgspec.DecodeError:
-            body["payload"] = data.decode()
+            try:
+                body["payload"] = data.decode()
+            except UnicodeDecodeError:
+                raise InvalidArgument("PAYLOAD is neither JSON nor text in UTF-8", field="PAYLOAD") from None
     with Flows(url, token, book, SCHEDULES) as flows:
         flows.post(name, schedule_id, body=msgspec.json.encode(body), content_type="application/json")
         seen = flows.get(name, schedule_id)

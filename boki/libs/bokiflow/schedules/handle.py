@@ -191,6 +191,8 @@ class Schedule:
         10,000 ticks at once.
         """
         from_us, until_us = _micros(start, "start"), _micros(end, "end")
+        if from_us <= 0:
+            raise InvalidArgument("start must be later than 1970: ticks are counted from there", field="start")
         if until_us <= from_us:
             raise InvalidArgument("end must be later than start: no tick is in between", field="end")
         fold = await self._known()

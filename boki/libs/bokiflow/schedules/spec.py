@@ -31,6 +31,7 @@ _NICKNAMES: Final = {
     "@monthly": "0 0 1 * *",
     "@yearly": "0 0 1 1 *",
 }
+_MAX_CRON_CHARS: Final = 1_000
 _LEAST_EVERY_S: Final = 1.0
 _LEAST_CATCH_UP_US: Final = 10_000_000
 """The least time that a tick may be late: an attendant always acts a little after it, and 2 s later after an error."""
@@ -155,6 +156,10 @@ def _zone(name: str) -> tzinfo:
 
 
 def _check_cron(line: str, zone: str, now_us: int) -> None:
+    if len(line) > _MAX_CRON_CHARS:
+        raise InvalidArgument(
+            f"a cron line has at most {_MAX_CRON_CHARS:,} characters, and this one {len(line):,}", field="cron"
+        )
     fields = line.split()
     if len(fields) != 5:
         raise InvalidArgument(
