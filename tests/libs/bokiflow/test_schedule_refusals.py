@@ -10,6 +10,7 @@ import boki.testing
 from boki import InvalidArgument
 from boki.libs.bokiflow import flow, workflow
 from boki.libs.bokiflow.schedules.spec import spec_of
+from boki.libs.bokiflow.schedules.state import CODEC, Defined
 
 
 @workflow
@@ -30,3 +31,15 @@ def test_a_cron_line_is_short() -> None:
     """Python refuses to read numbers of thousands of digits, which is no error of a cron line."""
     with pytest.raises(InvalidArgument, match="at most 1,000 characters"):
         spec_of(cron=f"{'1' * 5_000} * * * *")
+
+
+async def test_a_schedule_whose_attendant_nobody_knows_has_failed(boki_context: boki.testing.Context) -> None:
+    """Whoever made it was lost before the attendant was started; to make it again begins it."""
+    ctx = boki_context
+    schedule = report.schedule_handle(ctx, "m")
+    await ctx.logbook.append(CODEC.encode(Defined(spec_of(every_s=60))), [schedule._tag])
+    state = await schedule.state()
+    assert (state.status, state.next_us) == ("failed", ())
+    assert "create it again" in state.note
+    await report.schedule(ctx, 1, id="m", every_s=60)
+    assert (await schedule.state()).status == "active"

@@ -47,6 +47,7 @@ MAX_TRIGGER_CHARS: Final = 40
 MAX_BACKFILL: Final = 10_000
 _PAGE_RECORDS: Final = 1_000
 _NEXT: Final = 5
+_NOT_ATTENDED: Final = "nothing attends to it: it ended long ago, or was never started; create it again"
 
 IfExists = Literal["fail", "replace"]
 Start = Callable[[], Awaitable[Any]]
@@ -139,16 +140,18 @@ class Schedule:
     async def state(self) -> ScheduleState:
         """What is known of it. `NoSuchSchedule`"""
         fold = await self._known()
-        call = await self._calls.state(self.invocation_id)
+        call: InvocationState | None = None
+        with suppress(NoSuchInvocation):
+            call = await self._calls.state(self.invocation_id)
         spec = fold.spec
         assert spec is not None, "it is known"
-        is_over = call.state in OVER
+        is_over = call is None or call.state in OVER
         ticks: list[int] = []
         at_us = fold.cursor_us
         while len(ticks) < _NEXT and (tick_us := next_tick(spec, at_us)) is not None:
             ticks.append(tick_us)
             at_us = tick_us
-        failure = "" if call.failure is None else call.failure.message
+        failure = _NOT_ATTENDED if call is None else "" if call.failure is None else call.failure.message
         return ScheduleState(
             id=self.id,
             workflow=self.workflow,
