@@ -9,7 +9,7 @@ import msgspec
 import boki.testing
 from boki.libs.bokiflow import flow, workflow
 from boki.libs.bokiflow.schedules.spec import spec_of
-from boki.libs.bokiflow.schedules.state import Act, Decided, Defined, Fold
+from boki.libs.bokiflow.schedules.state import CODEC, Act, Decided, Defined, Fold
 
 ENDED: list[str] = []
 
@@ -54,3 +54,16 @@ def test_what_is_being_ended_is_saved() -> None:
         assert (again.closing, again.leaving) == ("cancel", leaving)
     fold.apply(5, 0, Decided(0, 4, ended=("a",)))
     assert (fold.closing, fold.leaving) == ("", set())
+
+
+async def test_one_that_has_ended_is_not_asked_to(boki_context: boki.testing.Context) -> None:
+    """The request stayed in its inbox, and cancelled what somebody started under its id later."""
+    ctx = boki_context
+    schedule = await tidy.schedule(ctx, 1, id="m", cron="0 0 1 1 *", overlap="cancel")
+    await (await tidy.start(ctx, 1, id="m@k")).result()
+    for decided in (Decided(0, 1, (Act("k", 1, "started"),)), Decided(0, 2, closed="cancel")):
+        await ctx.logbook.append(CODEC.encode(decided), [schedule._tag])
+    await ctx.clock.advance(5)
+    assert (await schedule.state()).running == ()
+    again = await tidy.start(ctx, 1, id="m@k", if_ended="again")
+    await again.result()

@@ -9,6 +9,7 @@ from typing import Final, NoReturn
 from boki import Context, KeyReused, NoSuchInvocation, WrongState
 from boki.extending import OVER, PINNED, Attribute, CallsById, invocation_id_of
 from boki.libs.bokiflow.attending import Attending
+from boki.libs.bokiflow.beginning import has_ended
 from boki.libs.bokiflow.clocks import clock_of
 from boki.libs.bokiflow.closing import kill_tree
 from boki.libs.bokiflow.records import CancelRequested, encode_note, inbox_tag
@@ -112,6 +113,9 @@ class _Attendant:
             try:
                 if self._state.closing == "kill":
                     await kill_tree(self._ctx, call_id, self._keep_s)
+                    continue
+                if await has_ended(self._calls, call_id):  # a later workflow of that id would be cancelled
+                    self._state.end(call_id, 0)
                     continue
                 note = encode_note(CancelRequested(f"schedule {self._name} has come to its next tick"))
                 await self._ctx.logbook.append(note, [inbox_tag(call_id)], key=f"flow-close:{call_id}")
