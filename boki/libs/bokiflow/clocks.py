@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any, Final, Protocol
 
 from boki import Context
 
 _NOTHING: Final = nullcontext()
+_MOST_THREADS: Final = 256
+"""Of a worker, for the `def` steps of its workflows: as many as an engine runs workflows. They mostly wait, so the
+loop's own executor, of a few threads more than there are cores, would hold steps up until they time out.
+"""
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    """Of this process. It makes a thread when no other one is idle."""
+    return ThreadPoolExecutor(_MOST_THREADS, "boki-step")
 
 
 class FlowTimer(Protocol):
@@ -29,7 +41,7 @@ class FlowClock(Protocol):
         """Call `callback` at that time."""
 
     def run_in_thread(self, work: Callable[[], Any]) -> asyncio.Future[Any]:
-        """Run blocking code in a thread."""
+        """Run blocking code in a thread. Beyond 256 at once it waits for one that ends."""
 
     def waiting(self) -> AbstractContextManager[object]:
         """Around an `await` that only time, or somebody else's doing, can end."""
@@ -54,7 +66,7 @@ class WorkerClock:
 
     def run_in_thread(self, work: Callable[[], Any]) -> asyncio.Future[Any]:
         """See `FlowClock`."""
-        return self._loop.run_in_executor(None, work)
+        return self._loop.run_in_executor(_threads(), work)
 
     def waiting(self) -> AbstractContextManager[object]:
         """See `FlowClock`."""
@@ -81,7 +93,7 @@ class VirtualClock:
     def run_in_thread(self, work: Callable[[], Any]) -> asyncio.Future[Any]:
         """See `FlowClock`. Time stops while it runs."""
         self._clock.thread_started()
-        future = asyncio.get_running_loop().run_in_executor(None, work)
+        future = asyncio.get_running_loop().run_in_executor(_threads(), work)
         future.add_done_callback(lambda _: self._clock.thread_stopped())
         return future
 
