@@ -13,8 +13,8 @@ from typing import Any, Final, Protocol
 
 from msgspec.structs import replace
 
-from boki import MAX_SEQNUM, NewRecord, Page, Record
-from boki.extending import decode_any, encode_any
+from boki import MAX_SEQNUM, BokiError, NewRecord, Page, Record, TooLarge
+from boki.extending import Failure, decode_any, encode_any
 from boki.libs.bokiflow.digests import digest_of
 from boki.libs.bokiflow.joins import Base
 from boki.libs.bokiflow.records import Result
@@ -25,6 +25,7 @@ from boki.libs.bokistore.paths import Segments
 from boki.libs.bokistore.queries import Question as Query
 from boki.libs.bokistore.queries import ValueAt
 from boki.libs.bokistore.records import Author
+from boki.libs.bokistore.refusals import WrongShape
 from boki.libs.bokistore.transactions import Transaction
 from boki.libs.bokistore.updates import Set, Update
 from boki.libs.bokistore.way import Way
@@ -198,7 +199,9 @@ class StoreWork(ABC):
 
     @staticmethod
     def result(value: Any) -> Result:
-        """The record of what it comes to."""
+        """The record of what it comes to; an error is raised in the body."""
+        if isinstance(value, BokiError):
+            return Result(None, Failure.of(value))
         return Result(encode_any([] if value is MISSING else [value], "what a write came to"))
 
     @staticmethod
@@ -232,12 +235,15 @@ class WriteWork(StoreWork):
             if blind is not None:
                 return blind, None
         core = Transaction(way.reader, way.new_nonce(), author)
-        if self._expects is not None:
-            path, expected = self._expects
-            found = yield from core.look(self._object, ValueAt(path))
-            if not is_equal(None if found is MISSING else found, expected):
-                return core, False  # what it has seen must hold where the record stands, as for a write
-        result = yield from core.change(self._object, self._update)
+        try:
+            if self._expects is not None:
+                path, expected = self._expects
+                found = yield from core.look(self._object, ValueAt(path))
+                if not is_equal(None if found is MISSING else found, expected):
+                    return core, False  # what it has seen must hold where the record stands, as for a write
+            result = yield from core.change(self._object, self._update)
+        except (WrongShape, TooLarge) as error:
+            return core, error  # so must what it does not fit
         return core, result if self._expects is None else True
 
     def again(self) -> Steps[None]:

@@ -8,6 +8,7 @@ from unittest.mock import patch
 import pytest
 
 import boki.testing
+from boki import FunctionFailed
 from boki.libs.bokiflow import flow, workflow
 from boki.libs.bokiflow.journal import JournalWriter
 from boki.libs.bokistore import Store
@@ -33,6 +34,28 @@ async def test_it_is_refused_only_if_another_value_stands_there_then(boki_contex
     assert await Store(ctx).object("seat").get() == "ada"
     assert await (await books.start(ctx, "bob")).result() is False
     assert len((await ctx.logbook.read("!o:seat")).records) == 3
+
+
+@workflow
+async def visits(_: int) -> Any:
+    return await flow.store.object("page").increment("visits")
+
+
+async def test_an_update_is_refused_only_if_it_does_not_fit_there_then(boki_context: boki.testing.Context) -> None:
+    """The object gets its shape between the read and the append of the record, which said that it had none."""
+    ctx, commit, shaped = boki_context, JournalWriter.commit, []
+    await Store(ctx).object("page").set("", "text")
+
+    async def later(self: JournalWriter, *arguments: Any) -> Any:
+        if not shaped:
+            shaped.append(await Store(ctx).object("page").set("", {"visits": 6}))
+        return await commit(self, *arguments)
+
+    with patch.object(JournalWriter, "commit", later):
+        assert await (await visits.start(ctx, 0)).result() == 7
+    await Store(ctx).object("page").set("", "text")
+    with pytest.raises(FunctionFailed, match="object 'page': path visits leads through the whole object"):
+        await (await visits.start(ctx, 0)).result()
 
 
 @workflow
