@@ -185,7 +185,7 @@ class Machine:
         try:
             by_position, by_name = decode(called.arguments)
             result = plain(method(self.state, *by_position, **by_name), "result")
-        except Exception as error:  # noqa: BLE001 - whatever it raises, it raises everywhere
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - it raises this everywhere, and ends no process
             vars(self.state).clear()
             vars(self.state).update(before)
             return Outcome(error=f"{type(error).__name__}: {error}")

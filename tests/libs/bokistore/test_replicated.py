@@ -9,7 +9,15 @@ import pytest
 
 import boki.testing
 from boki import InvalidArgument, VersionTooNew
-from boki.libs.bokistore import ReplicatedObject, Store, WrongShape, check_deterministic, machines
+from boki.libs.bokistore import (
+    ReplicatedObject,
+    Store,
+    WrongShape,
+    accessor,
+    check_deterministic,
+    machines,
+    mutator,
+)
 from boki.libs.bokistore.blocking import Store as BlockingStore
 from boki.libs.bokistore.machines import SAVE_AFTER, Machine, Machines
 from boki.libs.fold.steps import Step, Steps
@@ -53,6 +61,32 @@ async def test_what_a_mutator_raises_is_its_result_and_changes_nothing() -> None
         assert await auction.ask(Auction.all_bids) == []
         ctx.logbook.session.shared(Machines).forget()
         assert await Store(ctx).replicated("a", Auction).ask(Auction.all_bids) == []
+
+
+class Leaver(ReplicatedObject):
+    """One of its methods ends the process that carries it out."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    @mutator
+    def leave(self) -> None:
+        self.calls += 1
+        raise SystemExit("no more")
+
+    @accessor
+    def count(self) -> int:
+        return self.calls
+
+
+@asynchronous
+async def test_a_mutator_that_exits_ends_no_process() -> None:
+    """The call stays in the log: each process that came to it ended, and so did those in its place."""
+    async with boki.testing.context() as ctx:
+        with pytest.raises(WrongShape, match="SystemExit: no more; nothing was changed"):
+            await Store(ctx).replicated("a", Leaver).call(Leaver.leave)
+        ctx.logbook.session.shared(Machines).forget()
+        assert await Store(ctx).replicated("a", Leaver).ask(Leaver.count) == 0
 
 
 @asynchronous
