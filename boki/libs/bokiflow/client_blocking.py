@@ -181,12 +181,12 @@ class BlockingFlowClient:
         *,
         id: str = "",  # noqa: A002
         limit: int = _PAGE,
-    ) -> list[ScheduleState]:
+    ) -> Sequence[ScheduleState]:
         """The schedules that there are: of that workflow, and those whose ids begin with `id`."""
         query = {"workflow": name_of(workflow), "id": id}
         return [schedule_of_body(one) for one in self._pages(schedule_path_of(), query, "schedules", limit)]
 
-    def _pages(self, path: str, query: Mapping[str, object], name: str, limit: int) -> list[dict[str, Any]]:
+    def _pages(self, path: str, query: Mapping[str, object], name: str, limit: int) -> Sequence[dict[str, Any]]:
         found: list[dict[str, Any]] = []
         before = ""
         while len(found) < limit:

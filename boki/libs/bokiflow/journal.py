@@ -48,6 +48,9 @@ _BESIDE_BYTES: Final = 1 << 18
 class JournalWriter:
     """See the module. `changed` is called whenever more is durable, or when `is_overtaken` or `error` is set."""
 
+    _kept_bytes = 0
+    """Size of the records that wait for the next one, at most."""
+
     def __init__(
         self,
         logbook: LogBook,
@@ -87,8 +90,6 @@ class JournalWriter:
         """Records that are not known to be durable, by place."""
         self._kept: list[bytes] = []
         """Those of them that wait for the next record."""
-        self._kept_bytes = 0
-        """Their size, at most."""
         self._arrived: dict[int, Sequence[int]] = {}
         """Seqnums of durable records behind others that are not, by their first place."""
         self._in_flight: set[asyncio.Future[Any]] = set()

@@ -79,7 +79,7 @@ def test_a_program_creates_steers_and_deletes_a_schedule(url: str) -> None:
         assert nightly.backfill(datetime(2026, 11, 1, tzinfo=UTC), datetime(2026, 11, 3, tzinfo=UTC)) == 2
         assert [one.id for one in flows.schedules("report", id="night")] == ["nightly"]
         nightly.delete()
-        assert flows.schedules() == []
+        assert not flows.schedules()
         with pytest.raises(NoSuchSchedule):
             nightly.state()
 
