@@ -315,7 +315,13 @@ class Body:
 
     def _encoded(self, payload: tuple[Any, ...]) -> Payload:
         """The payload as the next round gets it. Raises what it cannot be handed over by: to the body, as any error."""
-        encoded = Function.of(self._fn).encode_payload(payload[0]) if payload else _NO_PAYLOAD
+        if len(payload) > 1:
+            raise InvalidArgument(
+                f"flow.continue_as_new takes at most one payload, not {len(payload)}", field="payload"
+            )
+        known = Function.of(self._fn)
+        encoded = known.encode_payload(payload[0]) if payload else _NO_PAYLOAD
+        known.arguments(encoded)  # what the next round cannot take would end it before its body begins
         most_bytes = self.most_payload_bytes
         if len(encoded.data) > most_bytes:
             raise TooLarge(

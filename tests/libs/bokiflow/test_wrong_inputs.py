@@ -70,6 +70,11 @@ async def nested() -> int:
 
 
 @workflow
+async def hands_over(what: list[int]) -> None:
+    flow.continue_as_new(*{0: (), 2: (what, what)}.get(len(what), ("a text",)))
+
+
+@workflow
 async def leaves_a_child() -> None:
     await flow.start(count, 1, parent_close="terminate")  # type: ignore[arg-type]
 
@@ -87,6 +92,10 @@ async def _signal_after_the_end(ctx: boki.testing.Context) -> None:
 
 async def _result(ctx: boki.testing.Context, wrong: Any) -> None:
     await (await wrong.start(ctx)).result()
+
+
+async def _ends(ctx: boki.testing.Context, what: list[int]) -> None:
+    await (await hands_over.start(ctx, what)).result()
 
 
 WRONG: dict[str, tuple[Wrong, str, str]] = {
@@ -127,6 +136,17 @@ WRONG: dict[str, tuple[Wrong, str, str]] = {
         "function_failed",
         "parent_close is one of cancel, kill, abandon, not 'terminate'",
     ),
+    "a continuation without its payload": (
+        lambda ctx: _ends(ctx, []),
+        "function_failed",
+        "needs a payload",
+    ),
+    "a continuation with two payloads": (
+        lambda ctx: _ends(ctx, [1, 2]),
+        "function_failed",
+        "at most one payload, not 2",
+    ),
+    "a continuation with another payload": (lambda ctx: _ends(ctx, [1]), "function_failed", "payload of hands_over"),
     "an id that is empty": (lambda ctx: count.start(ctx, 1, id=""), "invalid_argument", "id must be 1 to 200"),
     "an attribute that is a list": (
         lambda ctx: count.start(ctx, 1, attributes={"tags": ["a"]}),  # type: ignore[dict-item]
