@@ -110,6 +110,8 @@ class History:
         """The inbox is read from behind this seqnum."""
         self.taken: tuple[int, ...] = ()
         """Messages behind the cursor that were taken all the same, by this life or an earlier one."""
+        self.kept: tuple[tuple[int, bytes], ...] = ()
+        """Signals in front of the cursor that were not taken: see `Continued`."""
         self.trimmed_to = 0
         """The seqnum of the last `Continued`: what stands below it is of no use."""
         self._last: Entry | None = None
@@ -177,7 +179,7 @@ class History:
         match entry.fact:
             case Continued():
                 self.continued = entry.fact
-                self.cursor, self.taken = entry.seen, entry.fact.taken
+                self.cursor, self.taken, self.kept = entry.seen, entry.fact.taken, entry.fact.kept
                 self.trimmed_to = seqnum
                 self.has_begun = True
                 self._clear(entry.at_us)
@@ -203,7 +205,7 @@ class History:
         self._lives.clear()
         self.progress_run = 0
         self.cursor = self._heard
-        self.taken = tuple(seqnum for seqnum in self.taken if seqnum > self.cursor)
+        self.taken, self.kept = tuple(seqnum for seqnum in self.taken if seqnum > self.cursor), ()
         self.forgotten = [(self.cursor, before, self._until_us)] if before > self.cursor else []
         self.has_begun = False
 

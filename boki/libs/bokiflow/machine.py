@@ -214,15 +214,15 @@ class Machine:
         if self.halted is None:
             if self._commands or self.due_timer() is not None:
                 self.raced = seqnum
-            self.seen, self.seen_at = seqnum, stood_at or seqnum
+            if seqnum > self.seen:  # else an earlier round has handed it on
+                self.seen, self.seen_at = seqnum, stood_at or seqnum
             self._pass_to(at_us)
-            self._context.run(self.mailbox.deliver, seqnum, note, self.seen_at)
+            self._context.run(self.mailbox.deliver, seqnum, note, stood_at or seqnum)
             self._run()
 
     def go_live(self) -> None:
         """The journal is at its end: what the body has started from here on is to be carried out."""
-        self.is_live = True
-        self.is_at_end = True
+        self.is_live = self.is_at_end = True
         if self._main is not None and not self._main.done():
             self.started = list(self._commands.values())
 

@@ -144,12 +144,14 @@ class Mailbox:
             return True
         return bool(self._promises) and any(not promise.done() for promise in self._promises.values())
 
-    def cursor(self, seen: int) -> tuple[int, tuple[int, ...]]:
-        """From behind which seqnum a continuation reads, and which messages there were taken already."""
-        if not self._kept:
-            return seen, ()
-        first = min(self._kept)
-        return first - 1, tuple(sorted(seqnum for seqnum in self._taken if seqnum >= first))
+    @property
+    def left(self) -> dict[int, Note]:
+        """Messages that nobody has taken, by seqnum."""
+        return dict(sorted(self._kept.items()))
+
+    def taken_since(self, seqnum: int) -> list[int]:
+        """Those that were taken from there on, while another one was kept."""
+        return sorted(taken for taken in self._taken if taken >= seqnum)
 
     @property
     def running_handlers(self) -> list[str]:

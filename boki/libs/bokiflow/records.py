@@ -107,12 +107,14 @@ class Continued(msgspec.Struct, frozen=True, array_like=True, tag=7):
 
     `place` is the record's own place in the journal, and `number` counts the continuations. Its header's `seen` is
     lowered to where the inbox is to be read from; `taken` names the messages behind it that were taken nevertheless.
+    `kept` are signals in front of it that nobody has taken: where each stood, and its record.
     """
 
     payload: Payload
     place: int
     number: int
     taken: tuple[int, ...] = ()
+    kept: tuple[tuple[int, bytes], ...] = ()
 
 
 class Marked(msgspec.Struct, frozen=True, array_like=True, tag=8):

@@ -17,7 +17,7 @@ from boki import InvalidArgument, LogBook
 from boki.extending import Function, Payload
 from boki.libs.bokiflow.body import BODY, PAYLOAD_MARK, Body
 from boki.libs.bokiflow.history import History
-from boki.libs.bokiflow.inbox import InboxReader, Letter, unawaited
+from boki.libs.bokiflow.inbox import InboxReader, Letter, letter_of, unawaited
 from boki.libs.bokiflow.joins import Base, JoinRecord
 from boki.libs.bokiflow.journal import PAGE_RECORDS
 from boki.libs.bokiflow.keeping import answered
@@ -104,6 +104,9 @@ def replay(
     machine.position.recorded = read_at[0]
     machine.begin(history.began_us or now_us, context)
     yield from _questions(machine)
+    for letter in kept_letters(history):
+        hand_over(letter)
+        yield from _questions(machine)
     for number, entry in enumerate(history.entries):
         while letters and letters[0].seqnum <= entry.seen:
             hand_over(letters.popleft())
@@ -111,6 +114,12 @@ def replay(
         machine.replay(entry, history.seqnums[number])
         machine.position.recorded = read_at[number + 1]
         yield from _questions(machine)
+
+
+def kept_letters(history: History) -> list[Letter]:
+    """The signals that an earlier round has handed on in its record: they are the first messages of this one."""
+    letters = (letter_of(data, seqnum, 0) for seqnum, data in history.kept)
+    return [letter for letter in letters if letter is not None]
 
 
 def _questions(machine: Machine) -> Iterator[None]:
@@ -176,7 +185,7 @@ async def at_the_end(
     await inbox.read_to_end()
     arguments = Function.of(workflow).arguments(begun_with)
     body = Body(history.scopes(invocation_id), flow_id, logbook.name, workflow.fn, arguments)
-    body.most_payload_bytes = most_payload_bytes(logbook)
+    body.most_payload_bytes = most_payload_bytes(logbook, history)
     base = await read_base(logbook, invocation_id)
     if base is not None:
         join(body, base)
@@ -223,9 +232,10 @@ async def read_base(logbook: LogBook, invocation_id: str) -> Base | None:
     return None
 
 
-def most_payload_bytes(logbook: LogBook) -> int:
-    """What the record of a continuation holds of its payload, at most."""
-    return logbook.session.caller.limits.record_bytes - _ENTRY_BYTES
+def most_payload_bytes(logbook: LogBook, history: History | None = None) -> int:
+    """What the record of a continuation holds of its payload, at most; beside the signals that are handed on again."""
+    kept_bytes = sum(len(data) + 16 for _, data in history.kept) if history is not None else 0
+    return logbook.session.caller.limits.record_bytes - _ENTRY_BYTES - kept_bytes
 
 
 def join(body: Body, base: Base) -> None:

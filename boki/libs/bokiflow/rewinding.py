@@ -29,7 +29,7 @@ from boki.libs.bokiflow.gates.marks import KEY, LIMIT, PRIORITY, gate_id_of
 from boki.libs.bokiflow.history import History, life_of
 from boki.libs.bokiflow.inbox import InboxReader
 from boki.libs.bokiflow.records import Resumed, encode_note, inbox_tag, journal_tag
-from boki.libs.bokiflow.replaying import read_counted, read_history, recorded_payload
+from boki.libs.bokiflow.replaying import kept_letters, read_counted, read_history, recorded_payload
 from boki.libs.bokiflow.work import CHILD, child_of
 from boki.libs.fold.retrying import until_answered, until_decided
 
@@ -172,7 +172,8 @@ async def _copy_inbox(
             "the workflow has continued as new, or was trimmed, while it was read: nothing was forked; fork it again",
             state="changed",
         )
-    letters, requests = letters_for(history, branch, inbox.letters), history.requests(run)
+    letters = letters_for(history, branch, [*kept_letters(history), *inbox.letters])
+    requests = history.requests(run)
     moved: list[tuple[int, int]] = []
     for some in _groups([copied_letter(letter, requests) for letter in letters]):
         records = [(data, [inbox_tag(new_run)]) for data in some]

@@ -100,7 +100,7 @@ async def _run(ctx: Context, workflow: Limited, arguments: tuple[Any, ...], run_
         body = Body(history.scopes(ctx.invocation_id), flow_id, ctx.logbook.name, workflow.fn, arguments)
         body.continue_after, body.is_continued = workflow.continue_after, history.continued is not None
         body.life = life
-        body.most_payload_bytes = most_payload_bytes(ctx.logbook)
+        body.most_payload_bytes = most_payload_bytes(ctx.logbook, history)
         body.payload = payload if history.continued is None else body.payload
         if base is not None:
             join(body, base)

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from boki import LogBook
 from boki.libs.bokiflow.records import Note, inbox_tag, journal_tag, note_of
-from boki.libs.bokiflow.replaying import read_history
+from boki.libs.bokiflow.replaying import kept_letters, read_history
 from boki.libs.bokiflow.timeline import Span, Timeline
 
 _PAGE_RECORDS: Final = 1_000
@@ -25,7 +25,8 @@ class Seen(NamedTuple):
 async def look(logbook: LogBook, invocation_id: str) -> Seen:
     """The workflow of that call. Of its messages, the first 10,000 that are kept."""
     history = await read_history(logbook, journal_tag(invocation_id))
-    notes = await _notes(logbook, inbox_tag(invocation_id))
+    kept = [(history.began_us, letter.note) for letter in kept_letters(history)]  # when they came is not known any more
+    notes = kept + await _notes(logbook, inbox_tag(invocation_id))
     began_us = history.began_us or min((time_us for time_us, _ in notes), default=0)
     timeline = Timeline(began_us)
     for entry in history.entries:

@@ -1,0 +1,114 @@
+"""A signal that nobody takes, of a workflow that continues as new again and again: what it costs, and that it is kept.
+
+Each round read the inbox from it on, and its record named all that had been taken since: both grew with each message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import boki.testing
+from boki import Record
+from boki.libs.bokiflow import Handle, flow, step, workflow
+from boki.libs.bokiflow.face.looking import look
+from boki.libs.bokiflow.history import History
+from boki.libs.bokiflow.records import inbox_tag, journal_tag
+from boki.libs.bokiflow.replaying import read_history
+from boki.testing import flows
+
+COUNT = 12
+
+
+@step
+async def noted(number: int) -> int:
+    return number
+
+
+@workflow
+async def turning(got: list[int]) -> list[Any]:
+    """It takes two at a time; what it was sent first, it asks for last."""
+    for _ in range(2):
+        got.append(await noted(await flow.receive("x")))
+    if len(got) < COUNT:
+        flow.continue_as_new(got)
+    return [*got, await flow.receive("stray"), await flow.receive("stray")]
+
+
+async def _signalled(ctx: boki.testing.Context, handle: Handle[Any], numbers: Sequence[int]) -> None:
+    for number in numbers:
+        await handle.signal("x", number)
+        await ctx.clock.advance(1)
+
+
+async def _inbox(ctx: boki.testing.Context, handle: Handle[Any]) -> list[Record]:
+    return list((await ctx.logbook.read(inbox_tag(handle.invocation_id), limit=1_000)).records)
+
+
+async def _history(ctx: boki.testing.Context, handle: Handle[Any]) -> History:
+    return await read_history(ctx.logbook, journal_tag(handle.invocation_id))
+
+
+async def test_it_costs_the_same_in_each_round(boki_context: boki.testing.Context) -> None:
+    """The inbox is trimmed up to what was read, and the record names the signals that were left, and no others."""
+    handle = turning.handle(boki_context, "t")
+    await handle.signal("stray", "first")
+    await turning.start(boki_context, [], id="t")
+    await _signalled(boki_context, handle, range(3))
+    await handle.signal("stray", "second")
+    for number in range(3, COUNT - 2, 2):
+        await _signalled(boki_context, handle, range(number, number + 2))
+        history = await _history(boki_context, handle)
+        assert history.continued is not None
+        assert len(history.continued.kept) + len(history.continued.taken) <= 2
+        assert len(await _inbox(boki_context, handle)) <= 3
+        seen = await look(boki_context.logbook, handle.invocation_id)
+        assert [span.name for span in seen.spans].count("signal stray") == 2, "it is still shown as one that waits"
+    await _signalled(boki_context, handle, range(COUNT - 1, COUNT))
+    assert await handle.result() == [*range(COUNT), "first", "second"]
+
+
+async def test_it_is_kept_whatever_crashes() -> None:
+    """Before and after each record: each signal once, in the order sent."""
+    async for ctx in flows.every_crash():
+        handle = turning.handle(ctx, "t")
+        await handle.signal("stray", "first")
+        await turning.start(ctx, [], id="t")
+        await _signalled(ctx, handle, range(COUNT - 1))
+        await handle.signal("stray", "second")
+        await handle.signal("x", COUNT - 1)
+        assert await handle.result() == [*range(COUNT), "first", "second"]
+
+
+async def test_a_fork_and_a_rewind_have_it(boki_context: boki.testing.Context) -> None:
+    """It is no longer in the inbox, but in the journal, which a fork has a copy of and a rewind continues."""
+    ctx = boki_context
+    handle = turning.handle(ctx, "t")
+    for text in ("first", "second"):
+        await handle.signal("stray", text)
+    await turning.start(ctx, [], id="t")
+    await _signalled(ctx, handle, range(COUNT))
+    wanted = [*range(COUNT), "first", "second"]
+    assert await handle.result() == wanted
+    assert (await _history(ctx, handle)).kept, "it is in the record"
+    fork = await handle.fork(1, id="u")
+    await fork.signal("x", COUNT - 1)  # it is given what came before that step
+    assert await fork.result() == wanted
+    assert await handle.rewind(1) == 1
+    assert await handle.result() == wanted
+
+
+async def test_another_life_of_the_id_is_not_given_it(boki_context: boki.testing.Context) -> None:
+    """As of what stands in an inbox, it is given nothing that a life before it has heard."""
+    ctx = boki_context
+    handle = turning.handle(ctx, "t")
+    for text in ("first", "second", "third"):
+        await handle.signal("stray", text)
+    await turning.start(ctx, [], id="t")
+    await _signalled(ctx, handle, range(COUNT))
+    assert await handle.result() == [*range(COUNT), "first", "second"]
+    again = await turning.start(ctx, [], id="t", if_ended="again")
+    await _signalled(ctx, handle, range(COUNT))
+    for text in ("fourth", "fifth"):
+        await handle.signal("stray", text)
+    assert await again.result() == [*range(COUNT), "fourth", "fifth"]
