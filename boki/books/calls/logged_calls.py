@@ -319,7 +319,8 @@ class LoggedCalls:
         is_tried = begins and call.id not in self._accepting and self._trying.may(call)
         call = pinned(call, self._version(call.function))
         entry = Accepted(call, request_hash(call, delay_us), delay_us, owner=self._me)
-        check_size(entry, self._limits.record_bytes)
+        if call.chosen is None or not call.chosen.copies:  # else an earlier version may have accepted the payload
+            check_size(entry, self._limits.record_bytes)
         if begins:  # its first run is on record with it
             entry = msgspec.structs.replace(entry, starts=1, state="running", runs=Runs(1))
         self._accepting[call.id] = begins

@@ -5,10 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from boki.books.calls.ledger import Accepted, Finished
+from boki.books.calls.ledger import BOOK, CODEC, Accepted, Finished, acceptance_tags, id_tag
 from boki.errors import InvalidArgument, NoSuchInvocation
+from boki.log.chunk import Group, encode_chunk
+from boki.log.limits import KIB
+from boki.log.operations import Append
 from boki.protocol.calls import ChosenId
-from tests.books.calls.call_world import a_call
+from tests.books.calls.call_world import CallWorld, a_call, now_us, run
 from tests.books.calls.test_taken_over import Cluster, with_engines
 
 
@@ -46,3 +49,23 @@ def test_a_call_with_the_payload_of_its_own_earlier_life_reports_to_the_same_par
             await calls.state(a_call(number).id, wait_s=5)
         assert [entry.reports_to for entry in cluster.entries(Finished)] == [parent, parent, ""]
         assert [entry.call.payload.data for entry in cluster.entries(Accepted)] == [b"mine"] * 3
+
+
+def test_a_payload_that_an_earlier_version_has_accepted_can_be_copied() -> None:
+    """It may be larger than what is accepted now: its workflow is rewound, and moved, all the same."""
+
+    async def scenario() -> None:
+        world = CallWorld()
+        calls = await world.start()
+        large = a_call(1, data=b"x" * (world.limits.record_bytes - 10 * KIB))
+        entry = Accepted(msgspec.structs.replace(large, chosen=ChosenId("s1")), b"", 0)
+        data, tags = CODEC.encode(entry), [id_tag(large.id), *acceptance_tags(entry)]
+        world.log.answer(Append(BOOK, encode_chunk(BOOK, [Group([(data, tuple(tags))])])), now_us())
+        await calls.cancel(large.id)
+        copy = ChosenId("copy", "fail", "again", copies=large.id)
+        await calls.accept(msgspec.structs.replace(a_call(1, data=b""), chosen=copy))
+        state = await calls.state(large.id, wait_s=5)
+        assert (state.state, state.result) == ("done", large.payload)
+        await calls.stop()
+
+    run(scenario())
