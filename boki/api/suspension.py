@@ -197,7 +197,7 @@ class CallHere:
 
     @property
     def accepted_us(self) -> int:
-        """When the call was accepted, by the log's time; 0: not known, or this run follows a suspension."""
+        """When the call was accepted, by the log's time; 0: not known."""
         return self._state.call.accepted_us
 
     @property

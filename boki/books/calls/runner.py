@@ -143,11 +143,12 @@ class Runner:
         if isinstance(last, Finished):
             return None
         runs = runs_of(last, last_time_us)
-        if isinstance(last, Suspended) or waiting.state == "suspended":  # a carried one is in its acceptance
+        was_held_up = waiting.suspension is not None and waiting.suspension.note.startswith(_HELD_UP)
+        if not was_held_up and (isinstance(last, Suspended) or waiting.state == "suspended"):  # maybe carried forward
             runs = runs.woken(self._clock())
         is_claimed = origin == "claimed" or (origin == "unknown" and not self._is_first_start(waiting, entry))
         job = _Job(waiting, runs, is_begun=waiting.state == "running" and not is_claimed)
-        if waiting.suspension is not None and waiting.suspension.note.startswith(_HELD_UP):
+        if was_held_up:
             job.refusals = _OFFERS
         if waiting.state == "running" and is_claimed:
             failure = engine_lost(last.owner.node)
@@ -176,11 +177,12 @@ class Runner:
                 call, run=job.runs.total, attempt=waiting.starts, accepted_us=waiting.accepted_us
             )
             return await self._outcome(call) if begins else None
-        number = job.runs.total + 1
+        number, accepted_us = job.runs.total + 1, job.waiting.accepted_us
         begin = asyncio.ensure_future(self._begin(job, call))
         begin.add_done_callback(lambda begun: None if _is_true(begun) else self.cancel(call.id))
         try:
-            outcome = await self._outcome(msgspec.structs.replace(call, run=number, attempt=1))
+            call = msgspec.structs.replace(call, run=number, attempt=1, accepted_us=accepted_us)
+            outcome = await self._outcome(call)
             return outcome if await begin else None
         finally:
             begin.cancel()
@@ -259,9 +261,11 @@ def _was_moved(job: _Job, call: Call) -> bool:
 def _is_held_up(job: _Job, call: Call, refused: Outcome) -> bool:
     """Whether the version of a call does not run, maybe for long, which is no lack of room: it is suspended then,
     because a call that is on record as one that runs cannot be moved to another version. Attempts are counted again
-    then, so not while they matter.
+    then, so not while they matter. What attends to something is not moved: its suspensions would be records for nobody.
     """
     if refused.failure is None or refused.failure.code != Unavailable.code or job.refusals <= _OFFERS:
+        return False
+    if call.chosen is not None and call.chosen.attends:
         return False
     is_counted = job.waiting.starts > 1 and policy_of(call).attempts < MAX_ATTEMPTS
     return version_of(job.waiting.attributes) != 0 and not is_counted

@@ -12,7 +12,7 @@ import pytest
 from boki.books.calls.ledger import Accepted, Finished, Retrying, Started
 from boki.errors import BokiError, CallLost, DeadlineExceeded, FunctionFailed, Overloaded, Unavailable
 from boki.host.lines import FACTS, SPEAKER
-from boki.protocol.calls import PINNED, Call, ChosenId, Move, Outcome, version_of
+from boki.protocol.calls import ATTENDS, PINNED, Call, ChosenId, Move, Outcome, version_of
 from boki.retry import Retry
 from tests.books.calls.call_world import (
     EPOCH_US,
@@ -350,6 +350,61 @@ def test_a_pinned_call_that_no_worker_takes_can_be_moved() -> None:
         assert (moved.state, version_of(moved.attributes)) == ("suspended", 1)
         state = await calls.state(invocation_id, wait_s=60)
         assert (state.state, state.attempts) == ("done", 1)
+        await calls.stop()
+
+    run(scenario())
+
+
+def held_up(retry: Retry | None, **attributes: str) -> Call:
+    """A call of a version that does not run for 100 s, and begins to fail then."""
+    return msgspec.structs.replace(
+        with_policy(1, "shop", retry), chosen=ChosenId("s", attributes={PINNED: 0, **attributes})
+    )
+
+
+@pytest.mark.parametrize(("deadline_s", "runs"), [(110, 1), (None, 3)])
+def test_what_a_pinned_call_was_held_up_counts_as_time_since_it_was_due(deadline_s: float | None, runs: int) -> None:
+    """And its first run knows when it was accepted: messages may have come meanwhile."""
+
+    async def scenario() -> None:
+        world = CallWorld()
+        begun: list[Call] = []
+
+        async def body(call: Call) -> Outcome:
+            if now_us() < EPOCH_US + 100_000_000:
+                return failing(Unavailable("module 'shop' cannot be run"))
+            begun.append(call)
+            return failing(value_error())
+
+        world.bodies["shop"] = body
+        calls = await world.start(version=lambda _: 2)
+        policy = Retry(attempts=3, first_s=10, max_s=10, jitter=0, deadline_s=deadline_s)
+        invocation_id = await calls.accept(held_up(policy))
+        state = await calls.state(invocation_id, wait_s=600)
+        assert (state.state, state.attempts, len(begun)) == ("failed", runs, runs)
+        assert [call.run for call in begun] == [call.attempt for call in begun] == list(range(1, runs + 1))
+        assert all(call.accepted_us == state.accepted_us for call in begun)
+        await calls.stop()
+
+    run(scenario())
+
+
+def test_a_call_that_attends_to_something_is_not_suspended_for_want_of_a_worker() -> None:
+    """Such as a query that nobody waits for any more: it would write records for as long as its version does not run.
+    Nothing moves it.
+    """
+
+    async def scenario() -> None:
+        world = CallWorld()
+
+        async def body(_call: Call) -> Outcome:
+            return failing(Unavailable("module 'shop' cannot be run"))
+
+        world.bodies["shop"] = body
+        calls = await world.start(version=lambda _: 2)
+        await calls.accept(held_up(None, **{ATTENDS: "query"}))
+        await time_passes(600)
+        assert len(world.entries()) == 1
         await calls.stop()
 
     run(scenario())
