@@ -65,6 +65,8 @@ class _Job:
     runs: Runs
     is_begun: bool
     refusals: int = 0
+    unavailable: int = 0
+    """How many refusals in a row were for no lack of room."""
     offered_us: int = 0
     """When it is offered again, if it was refused."""
 
@@ -95,9 +97,10 @@ class Runner:
         if outcome is None:
             return self._clock() if job.is_begun and _was_moved(job, loaded[0].call) else None
         if is_refusal(outcome):
-            job.refusals += 1
+            is_room_lacking = outcome.failure is None or outcome.failure.code != Unavailable.code
+            job.refusals, job.unavailable = job.refusals + 1, 0 if is_room_lacking else job.unavailable + 1
             job.offered_us = self._clock() + refused_again_us(job.refusals)
-            if _is_held_up(job, loaded[0].call, outcome):
+            if _is_held_up(job, loaded[0].call):
                 self.forget(waiting.id)
                 return await self._book.suspend(job.waiting, _held_up(outcome, self._clock()), job.runs.not_begun())
             return job.offered_us
@@ -149,7 +152,7 @@ class Runner:
         is_claimed = origin == "claimed" or (origin == "unknown" and not self._is_first_start(waiting, entry))
         job = _Job(waiting, runs, is_begun=waiting.state == "running" and not is_claimed)
         if was_held_up:
-            job.refusals = _OFFERS
+            job.unavailable = _OFFERS
         if waiting.state == "running" and is_claimed:
             failure = engine_lost(last.owner.node)
             job.runs = job.runs.failed(failure)
@@ -234,7 +237,7 @@ class Runner:
         waits = await self._book.retry_later(job.waiting, next_us, job.runs)
         if waits is None:
             return None
-        job.waiting, job.is_begun, job.refusals = waits, False, 0
+        job.waiting, job.is_begun, job.refusals, job.unavailable = waits, False, 0, 0
         return next_us
 
     def _again_us(self, job: _Job, entry: Accepted, record_time_us: int, failure: Failure) -> int | None:
@@ -258,14 +261,12 @@ def _was_moved(job: _Job, call: Call) -> bool:
     return is_known and version_of(job.waiting.attributes) != version_of(attributes_of(call))
 
 
-def _is_held_up(job: _Job, call: Call, refused: Outcome) -> bool:
+def _is_held_up(job: _Job, call: Call) -> bool:
     """Whether the version of a call does not run, maybe for long, which is no lack of room: it is suspended then,
     because a call that is on record as one that runs cannot be moved to another version. Attempts are counted again
     then, so not while they matter. What attends to something is not moved: its suspensions would be records for nobody.
     """
-    if refused.failure is None or refused.failure.code != Unavailable.code or job.refusals <= _OFFERS:
-        return False
-    if call.chosen is not None and call.chosen.attends:
+    if job.unavailable <= _OFFERS or (call.chosen is not None and call.chosen.attends):
         return False
     is_counted = job.waiting.starts > 1 and policy_of(call).attempts < MAX_ATTEMPTS
     return version_of(job.waiting.attributes) != 0 and not is_counted

@@ -408,3 +408,27 @@ def test_a_call_that_attends_to_something_is_not_suspended_for_want_of_a_worker(
         await calls.stop()
 
     run(scenario())
+
+
+def test_a_pinned_call_that_waits_for_room_is_not_suspended_for_want_of_a_worker() -> None:
+    """Nor if its version is not there for a moment then, such as when another one is deployed."""
+
+    async def scenario() -> None:
+        world = CallWorld()
+        offers = 0
+
+        async def body(call: Call) -> Outcome:
+            nonlocal offers
+            offers += 1
+            if offers == 20:
+                return failing(Unavailable("it was replaced"))
+            return failing(Overloaded("no room")) if offers < 30 else await echo(call)
+
+        world.bodies["shop"] = body
+        calls = await world.start(version=lambda _: 2)
+        state = await calls.state(await calls.accept(held_up(None)), wait_s=600)
+        assert (state.state, state.attempts) == ("done", 1)
+        assert [type(entry) for entry in world.entries()] == [Accepted, Finished]
+        await calls.stop()
+
+    run(scenario())
