@@ -45,6 +45,7 @@ from boki.retry import LOSSES_ONLY, Retry
 from boki.testing.memory_calls import (
     LaterCall,
     LaterRequest,
+    begins_too_soon,
     later_call,
     no_such_function,
     stands_for,
@@ -188,7 +189,9 @@ class Calls:
             return call.id
         call = with_copied_payload(call, self._logged)
         self._record(call.id, start_tags(call))
-        logged = self._logged[call.id] = LaterCall(call, request, clock.now_us, round(delay_s * 1e6))
+        delay_us = round(delay_s * 1e6)
+        clock.now_us += begins_too_soon(self._logged.get(call.id), clock.now_us + delay_us)
+        logged = self._logged[call.id] = LaterCall(call, request, clock.now_us, delay_us)
         clock.call_at(logged.due_us, lambda: self._start(self._run_later(logged)) if not logged.is_over else None)
         return call.id
 
@@ -274,6 +277,7 @@ class Calls:
         elif isinstance(change, Move):
             logged.move(change)
         elif change == "retry" and logged.is_over:
+            clock.now_us += begins_too_soon(logged, clock.now_us)
             logged.accept_again(clock.now_us)
             self._start(self._run_later(logged))
         elif not logged.is_over and wait_s:

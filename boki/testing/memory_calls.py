@@ -62,6 +62,13 @@ def with_copied_payload(call: Call, logged: Mapping[str, LaterCall]) -> Call:
     return copy_of(call, logged[call.chosen.copies].call)
 
 
+def begins_too_soon(known: LaterCall | None, due_us: int) -> bool:
+    """Whether a new life of the call would be due when the last one was, by which they are told apart: no time has
+    passed in the test. With an engine some always has.
+    """
+    return known is not None and known.due_us == due_us
+
+
 def stands_for(known: LaterCall | None, chosen: ChosenId, request: LaterRequest) -> bool:
     """Whether a call of that id stands for this start."""
     if known is None or known.call.chosen is None:

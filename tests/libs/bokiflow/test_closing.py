@@ -248,3 +248,19 @@ async def test_a_kill_of_what_was_started_again_meanwhile_closes_its_children(
     assert (await handle.status()).status == "cancelled"
     for name in ("first", "second"):
         assert (await leaf.handle(ctx, name).status()).status == "cancelled"
+
+
+@pytest.mark.parametrize("is_retry", [True, False])
+async def test_a_closer_leaves_a_life_alone_that_begins_in_the_same_moment(
+    boki_context: boki.testing.Context, *, is_retry: bool
+) -> None:
+    """No time passes in a test that waits for none."""
+    ctx = boki_context
+    handle = await twigs.start(ctx, ["abandon", "leaf"], id="r")
+    await handle.kill()
+    if is_retry:
+        await retried(ctx, handle)
+    else:
+        await twigs.start(ctx, ["abandon", "leaf"], id="r", if_ended="again")
+    await ctx.clock.advance(100)
+    assert (await handle.status()).status == "suspended"
