@@ -172,7 +172,10 @@ async def _check_losses(ctx: Context) -> None:
         how = f"{MAX_ATTEMPTS:,} times in a row" if is_too_often else f"{MAX_LOSSES} times in a row without progress"
         why = f"lost {how}: {why}"
         # as a message, so that other ones do not end it: the next run may kill its worker, too
-        note, key = encode_note(Paused(why)), f"flow-pause:{ctx.invocation_id}:{_life(ctx):x}:{ctx.run_number}"
+        note, key = (
+            encode_note(Paused(why, _life(ctx))),
+            f"flow-pause:{ctx.invocation_id}:{_life(ctx):x}:{ctx.run_number}",
+        )
         seqnum = await until_answered(partial(ctx.logbook.append, note, [inbox_tag(ctx.invocation_id)], key=key))
         _tell(ctx, why)
         _suspend(ctx, why, seqnum + 1)
@@ -192,6 +195,7 @@ async def _check_pause(ctx: Context, journal_seqnum: int) -> None:
     the end of the pause. Without a replay, which may be what kills its worker.
     """
     inbox = InboxReader(ctx.logbook, inbox_tag(ctx.invocation_id), journal_seqnum, (), unawaited)
+    inbox.lives = {_life(ctx)} - {0}
     await inbox.read_to_end()
     pause = Pause({request_of(ctx.invocation_id, _life(ctx))})
     for letter in inbox.letters:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
+import msgspec
 import pytest
 
 import boki.testing
@@ -12,11 +13,13 @@ from boki.api.function import Function
 from boki.api.suspension import Suspend
 from boki.extending import Failure, encode_any
 from boki.libs.bokiflow import flow, step, workflow
+from boki.libs.bokiflow.history import life_of
 from boki.libs.bokiflow.records import (
     CancelRequested,
     Done,
     Entry,
     Note,
+    Paused,
     Result,
     Resumed,
     Signalled,
@@ -24,8 +27,10 @@ from boki.libs.bokiflow.records import (
     encode_note,
     inbox_tag,
     journal_tag,
+    message_of,
 )
 from boki.libs.bokiflow.run import MAX_LOSSES
+from boki.protocol.calls import ChosenId
 from tests.libs.bokiflow.crashes import RUN_ID, Death, Stuck, World, in_run
 
 CALLS: Counter[str] = Counter()
@@ -174,6 +179,32 @@ async def test_the_progress_of_an_earlier_life_does_not_count() -> None:
         with pytest.raises(Suspend) as caught:
             await Function.of(total).run(in_run(ctx, 3, 9, attempt=9), 3)
     assert "lost 8 times in a row without progress" in caught.value.suspension.note
+
+
+async def test_a_pause_of_an_earlier_life_does_not_hold_one_that_has_had_many_runs() -> None:
+    """It came late: the workflow was begun again since it was looked at. Nothing would have ended that pause."""
+    for life, is_held in [("before", False), ("now", True)]:
+        async with boki.testing.context() as ctx:
+            await ctx.logbook.append(encode_note(Paused("wait", life_of(life))), [inbox_tag(RUN_ID)])
+            inner = in_run(ctx, 3, MAX_LOSSES + 1)
+            inner._state.call = msgspec.structs.replace(inner._state.call, chosen=ChosenId(start="now"))
+            (found,) = await asyncio.gather(Function.of(total).run(inner, 3), return_exceptions=True)
+            assert isinstance(found, Suspend) == is_held, found
+
+
+async def test_a_pause_for_losses_is_for_the_life_that_was_lost() -> None:
+    """A run that is killed may still append it, behind what begins the next life."""
+    async with boki.testing.context() as ctx:
+        inner = in_run(ctx, 3, MAX_LOSSES + 1, attempt=MAX_LOSSES + 1)
+        inner._state.call = msgspec.structs.replace(inner._state.call, chosen=ChosenId(start="now"))
+        with pytest.raises(Suspend):
+            await Function.of(total).run(inner, 3)
+        last = await ctx.logbook.check_tail(inbox_tag(RUN_ID))
+        assert last is not None
+        message = message_of(last.data)
+        assert message is not None
+        assert isinstance(message.note, Paused)
+        assert message.note.life == life_of("now")
 
 
 def test_workflows_that_were_lost_together_do_not_all_begin_together() -> None:
