@@ -119,7 +119,8 @@ class Execution:
             await self.inbox.read_to(max(entry.seen for entry in self._history.entries))
         elif self._history.continued is not None:  # short rounds would never look for a request to end or to pause
             await self.inbox.read_to(self.inbox.next_start)
-        self._loop.call_soon(self._begin)
+        if not self._ended.done():  # else what was read is not for it: see `run_workflow`
+            self._loop.call_soon(self._begin)
         with self._clock.waiting():
             await self._ended
         if self.journal.is_overtaken:

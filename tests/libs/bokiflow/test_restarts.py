@@ -13,6 +13,7 @@ from boki import FunctionFailed
 from boki.extending import CallsById, InvocationState, encode_any
 from boki.libs.bokiflow import flow, journal, step, workflow
 from boki.libs.bokiflow.closing import record_end
+from boki.libs.bokiflow.execution import Execution
 from boki.libs.bokiflow.hooks import Hooks, hooks, installed
 from boki.libs.bokiflow.records import (
     CancelRequested,
@@ -281,3 +282,27 @@ async def test_a_request_that_comes_after_the_end_is_not_for_the_next_life(
         assert (await two.status()).status == "suspended"
         await two.signal("go", "late")
         assert await two.result() == "heard late"
+
+
+async def test_an_execution_whose_messages_are_not_for_it_does_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that was delayed reads its inbox first. Where that is an earlier life's, its body began beside the next
+    execution, after all of it was closed, and it read the inbox as long as the worker lived."""
+    begun = []
+    begin = Execution._begin
+
+    def counted(execution: Execution) -> None:
+        begun.append(execution.has_ended)
+        begin(execution)
+
+    monkeypatch.setattr(Execution, "_begin", counted)
+    async with context() as ctx:
+        one = await approved.start(ctx, "first", id="1")
+        await one.signal("approve", "Ada")
+        await one.result()
+        del ctx._calls._logged[one.invocation_id]  # type: ignore[attr-defined]
+        begun.clear()
+        two = await approved.start(ctx, "second", id="1", delay_s=10)
+        await ctx.clock.advance(20)
+        assert begun == [False]
+        await two.signal("approve", "Bob")
+        assert await two.result() == "second by Bob"
