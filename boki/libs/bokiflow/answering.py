@@ -17,10 +17,12 @@ from boki.libs.fold.retrying import until_answered, until_decided
 _PAGE: Final = 100
 
 
-async def append_answer(ctx: Context, data: bytes, update_id: str) -> None:
-    """Append an answer, under a key: a replay makes it again."""
+async def append_answer(ctx: Context, data: bytes, update_id: str, again: int = 0) -> None:
+    """Append an answer, under a key: a replay makes it again. `again`: where its update stands, if an earlier one of
+    that id was answered. The log forgets that answer after the earlier update, so its key would swallow this one.
+    """
     run = ctx.invocation_id
-    key = f"flow-answer:{run}:{update_id}"
+    key = f"flow-answer:{run}:{update_id}" + (f":{again}" if again else "")
     append = partial(ctx.logbook.append, data, [inbox_tag(run), updates_tag(run)], key=key)
     await until_decided(append, f"an answer of workflow {run}")
 

@@ -247,11 +247,11 @@ class Carrier:
                 return True
         return False
 
-    async def answer(self, answers: Sequence[Answered]) -> None:
-        """Send these answers to updates; under keys, because a replay makes them again."""
+    async def answer(self, answers: Sequence[tuple[Answered, int]]) -> None:
+        """Send these answers to updates; under keys, because a replay makes them again. See `append_answer`."""
         most_bytes = self._ctx.logbook.session.caller.limits.record_bytes
-        for answer in answers:
-            await append_answer(self._ctx, note_of_answer(answer, most_bytes), answer.id)
+        for answer, again in answers:
+            await append_answer(self._ctx, note_of_answer(answer, most_bytes), answer.id, again)
 
     def stop(self, command: Command) -> None:
         """The body does not want it any more."""

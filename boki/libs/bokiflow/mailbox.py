@@ -23,7 +23,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Protocol, assert_never, get_type_hints
 
-from boki import InvalidArgument, TooLarge
+from boki import MAX_SEQNUM, InvalidArgument, TooLarge
 from boki.extending import Failure, Payload, ValueCodec, codec_for, decode_any, encode_any, failure_of
 from boki.libs.bokiflow.gates.records import Admission, reason_of
 from boki.libs.bokiflow.locks.held import Locks
@@ -98,7 +98,9 @@ class Mailbox:
         """What the lives of the workflow's history are called by what limits it."""
         self._running: dict[FlowTask[Any], str] = {}
         self._answered: dict[str, int] = {}
-        """Ids of updates that were given to a handler or answered, and where the last record stands that tells it."""
+        """Where the last answer stands to an update of that id; behind all, as long as a handler has yet to answer."""
+        self.again: dict[str, int] = {}
+        """Where the last update stands that was handled under an id that had been answered before."""
         self._taken: set[int] = set()
         self.taken_count = 0
         """Number of messages that were taken."""
@@ -347,9 +349,11 @@ class Mailbox:
             return
         self._take(seqnum)
         before = self._answered.get(note.id)
-        if before is not None and (before >= seqnum or not self._takes_again(note.id)):
-            return
-        self._answered[note.id] = seqnum
+        if before is not None:
+            if before >= seqnum or not self._takes_again(note.id):
+                return
+            self.again[note.id] = seqnum
+        self._answered[note.id] = MAX_SEQNUM
         handler, codec, validator = found
         if validator is not None:
             try:

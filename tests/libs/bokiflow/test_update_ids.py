@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import boki.testing
-from boki.libs.bokiflow import flow, workflow
+from boki.libs.bokiflow import Handle, flow, workflow
 
 
 @workflow
@@ -29,3 +31,60 @@ async def test_an_id_is_used_again_after_a_day(boki_context: boki.testing.Contex
         assert [await handle.update("add", 1, id="daily", wait_s=60) for _ in range(2)] == [expected, expected]
     await handle.signal("end")
     await handle.result()
+
+
+@workflow
+async def approval() -> int:
+    asked = 0
+
+    async def ask(number: int) -> int:
+        nonlocal asked
+        asked += number
+        await flow.receive("approve")
+        return asked
+
+    flow.on_update("ask", ask)
+    await flow.receive("end")
+    return asked
+
+
+async def _sent(handle: Handle[int]) -> asyncio.Task[int]:
+    """The update, when the workflow has it."""
+    task = asyncio.create_task(handle.update("ask", 1, id="daily"))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    return task
+
+
+async def test_an_update_that_is_handled_for_longer_than_a_day_is_handled_once(
+    boki_context: boki.testing.Context, each_mode: None
+) -> None:
+    """Who still waits for its answer sends it again; the one answer is for both records."""
+    ctx = boki_context
+    handle = await approval.start(ctx, id="one")
+    first = await _sent(handle)
+    await ctx.clock.advance(25 * 3_600)
+    second = await _sent(handle)
+    await handle.signal("approve")
+    assert [await first, await second] == [1, 1]
+    await handle.signal("end")
+    assert await handle.result() == 1
+
+
+async def test_an_answer_that_was_late_does_not_swallow_the_next_one(
+    boki_context: boki.testing.Context, each_mode: None
+) -> None:
+    """The log still remembers the answer when it has forgotten the update."""
+    ctx = boki_context
+    handle = await approval.start(ctx, id="one")
+    first = await _sent(handle)
+    await ctx.clock.advance(12 * 3_600)
+    await handle.signal("approve")
+    assert await first == 1
+    await ctx.clock.advance(13 * 3_600)
+    second = await _sent(handle)
+    await handle.signal("approve")
+    async with asyncio.timeout(20):
+        assert await second == 2
+    await handle.signal("end")
+    assert await handle.result() == 2
