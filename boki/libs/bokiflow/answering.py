@@ -17,12 +17,12 @@ from boki.libs.fold.retrying import until_answered, until_decided
 _PAGE: Final = 100
 
 
-async def append_answer(ctx: Context, data: bytes, update_id: str, again: int = 0) -> None:
-    """Append an answer, under a key: a replay makes it again. `again`: where its update stands, if an earlier one of
-    that id was answered. The log forgets that answer after the earlier update, so its key would swallow this one.
+async def append_answer(ctx: Context, data: bytes, update_id: str, seqnum: int) -> None:
+    """Append an answer to the update at `seqnum`, under a key: a replay makes it again. The log forgets an answer after
+    its update, so a key of the id alone would swallow the answer to the next update under that.
     """
     run = ctx.invocation_id
-    key = f"flow-answer:{run}:{update_id}" + (f":{again}" if again else "")
+    key = f"flow-answer:{run}:{update_id}:{seqnum}"
     append = partial(ctx.logbook.append, data, [inbox_tag(run), updates_tag(run)], key=key)
     await until_decided(append, f"an answer of workflow {run}")
 

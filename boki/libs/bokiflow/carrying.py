@@ -248,10 +248,10 @@ class Carrier:
         return False
 
     async def answer(self, answers: Sequence[tuple[Answered, int]]) -> None:
-        """Send these answers to updates; under keys, because a replay makes them again. See `append_answer`."""
+        """Send these answers to the updates at these places; under keys, because a replay makes them again."""
         most_bytes = self._ctx.logbook.session.caller.limits.record_bytes
-        for answer, again in answers:
-            await append_answer(self._ctx, note_of_answer(answer, most_bytes), answer.id, again)
+        for answer, seqnum in answers:
+            await append_answer(self._ctx, note_of_answer(answer, most_bytes), answer.id, seqnum)
 
     def stop(self, command: Command) -> None:
         """The body does not want it any more."""

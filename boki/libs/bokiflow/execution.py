@@ -406,7 +406,7 @@ class Execution:
         """Answer updates once what they were answered with is certain."""
         mailbox = self.machine.mailbox
         if mailbox.answers and self._keeper.make_certain():
-            answers = [(answer, mailbox.again.get(answer.id, 0)) for answer in mailbox.answers]
+            answers = [(answer, mailbox.handled[answer.id]) for answer in mailbox.answers]
             mailbox.answers = []  # those that come until the task begins are not certain yet
             self.background.spawn(self._carrier.answer(answers))
 

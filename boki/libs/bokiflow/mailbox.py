@@ -99,8 +99,8 @@ class Mailbox:
         self._running: dict[FlowTask[Any], str] = {}
         self._answered: dict[str, int] = {}
         """Where the last answer stands to an update of that id; behind all, as long as a handler has yet to answer."""
-        self.again: dict[str, int] = {}
-        """Where the last update stands that was handled under an id that had been answered before."""
+        self.handled: dict[str, int] = {}
+        """Where the last update of an id stands that was given to a handler."""
         self._taken: set[int] = set()
         self.taken_count = 0
         """Number of messages that were taken."""
@@ -349,11 +349,9 @@ class Mailbox:
             return
         self._take(seqnum)
         before = self._answered.get(note.id)
-        if before is not None:
-            if before >= seqnum or not self._takes_again(note.id):
-                return
-            self.again[note.id] = seqnum
-        self._answered[note.id] = MAX_SEQNUM
+        if before is not None and (before >= seqnum or not self._takes_again(note.id)):
+            return
+        self._answered[note.id], self.handled[note.id] = MAX_SEQNUM, seqnum
         handler, codec, validator = found
         if validator is not None:
             try:

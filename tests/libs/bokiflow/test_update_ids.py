@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 import boki.testing
 from boki.libs.bokiflow import Handle, flow, workflow
 
@@ -34,8 +36,7 @@ async def test_an_id_is_used_again_after_a_day(boki_context: boki.testing.Contex
 
 
 @workflow
-async def approval() -> int:
-    asked = 0
+async def approval(asked: int = 0) -> int:
 
     async def ask(number: int) -> int:
         nonlocal asked
@@ -44,7 +45,8 @@ async def approval() -> int:
         return asked
 
     flow.on_update("ask", ask)
-    await flow.receive("end")
+    if await flow.receive("end") == "round":
+        flow.continue_as_new(asked)
     return asked
 
 
@@ -71,8 +73,9 @@ async def test_an_update_that_is_handled_for_longer_than_a_day_is_handled_once(
     assert await handle.result() == 1
 
 
+@pytest.mark.parametrize("continues", [False, True])
 async def test_an_answer_that_was_late_does_not_swallow_the_next_one(
-    boki_context: boki.testing.Context, each_mode: None
+    boki_context: boki.testing.Context, each_mode: None, continues: bool
 ) -> None:
     """The log still remembers the answer when it has forgotten the update."""
     ctx = boki_context
@@ -81,6 +84,8 @@ async def test_an_answer_that_was_late_does_not_swallow_the_next_one(
     await ctx.clock.advance(12 * 3_600)
     await handle.signal("approve")
     assert await first == 1
+    if continues:
+        await handle.signal("end", "round")
     await ctx.clock.advance(13 * 3_600)
     second = await _sent(handle)
     await handle.signal("approve")
