@@ -97,6 +97,7 @@ class Mailbox:
         self.requests: frozenset[str] = frozenset()
         """What the lives of the workflow's history are called by what limits it."""
         self._running: dict[FlowTask[Any], str] = {}
+        self._is_validating = False
         self._answered: dict[str, int] = {}
         """Where the last answer stands to an update of that id; behind all, as long as a handler has yet to answer."""
         self.handled: dict[str, int] = {}
@@ -169,8 +170,8 @@ class Mailbox:
 
     @property
     def is_in_handler(self) -> bool:
-        """Whether the task that runs now is that of a handler."""
-        return current_task(self._loop) in self._running
+        """Whether the code that runs now is that of a handler, or of a validator."""
+        return self._is_validating or current_task(self._loop) in self._running
 
     def hand_over(self) -> int:
         """The body continues as new with the state that it has now: see the module. The result is for `end_by`."""
@@ -354,11 +355,16 @@ class Mailbox:
         self._answered[note.id], self.handled[note.id] = MAX_SEQNUM, seqnum
         handler, codec, validator = found
         if validator is not None:
+            self._is_validating = True
             try:
                 validator(codec.decode(note.payload, f"payload of {note.name}"))
-            except BaseException as error:  # noqa: BLE001 - whatever it raises is why the update is refused
-                self.answers.append(Answered(note.id, Result(None, failure_of(note.name, error))))
+            except BaseException as raised:  # noqa: BLE001 - whatever it raises is why the update is refused
+                self.answers.append(
+                    Answered(note.id, Result(None, failure_of(note.name, _error_of(note.name, raised))))
+                )
                 return
+            finally:
+                self._is_validating = False
         self._call(note.name, handler, codec, note.payload, note.id)
 
     def _call(self, name: str, handler: Handler, codec: ValueCodec, payload: Payload, update: str | None) -> None:
@@ -387,10 +393,7 @@ class Mailbox:
                 raise
             result = Result(None, failure_of(name, gone))
         except BaseException as raised:  # noqa: BLE001 - of an update it is the answer, of a signal the workflow's end
-            if isinstance(raised, Exception):
-                error = raised
-            else:
-                error = InvalidArgument(f"the handler of {name} raised {raised!r:.200}: {_HANDLERS}")
+            error = _error_of(name, raised)
             if update is None:
                 self._fail(error)
                 return
@@ -442,6 +445,13 @@ def _codec_of(message: str, handler: Handler) -> ValueCodec:
             field="handler",
         ) from None
     return codec_for(annotation, what)
+
+
+def _error_of(message: str, raised: BaseException) -> Exception:
+    """What a handler or a validator has raised, as the error that tells it."""
+    if isinstance(raised, Exception):
+        return raised
+    return InvalidArgument(f"the handler of {message} raised {raised!r:.200}: {_HANDLERS}")
 
 
 def _takes_one(signature: inspect.Signature) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import boki.testing
-from boki import FunctionFailed
+from boki import BokiError, FunctionFailed
 from boki.libs.bokiflow import flow, workflow
 
 
@@ -43,3 +43,25 @@ async def test_an_update_is_answered_however_its_handler_ends(
         await handle.update("checked", 3, wait_s=30)
     await handle.signal("end")
     assert await handle.result() == "ended"
+
+
+@workflow
+async def checked(_: int) -> None:
+    def check(payload: int) -> None:
+        flow.continue_as_new(payload)
+
+    flow.on_update("add", lambda payload: payload, validator=check)
+    await flow.sleep(3_600)
+
+
+async def test_a_validator_does_not_begin_a_workflow_as_new(
+    boki_context: boki.testing.Context, each_mode: None
+) -> None:
+    """As a handler does not: the body, which knows nothing of it, still hears that it is cancelled."""
+    ctx = boki_context
+    handle = await checked.start(ctx, 1)
+    with pytest.raises(BokiError, match="begins none as new"):
+        await handle.update("add", 2, wait_s=30)
+    await handle.cancel("enough")
+    with pytest.raises(FunctionFailed, match="was cancelled: enough"):
+        await handle.result(wait_s=60)
