@@ -18,21 +18,10 @@ loop's own executor, of a few threads more than there are cores, would hold step
 """
 
 
-class _Threads(ThreadPoolExecutor):
-    """Makes a thread when no other one is idle, for as long as the system has room for one: stacks count as memory."""
-
-    def _adjust_thread_count(self) -> None:
-        try:
-            super()._adjust_thread_count()  # what `submit` calls when the work is in the queue
-        except RuntimeError:
-            if not self._threads:
-                raise  # nothing would ever take it
-
-
 @cache
 def _threads() -> ThreadPoolExecutor:
-    """Of this process."""
-    return _Threads(_MOST_THREADS, "boki-step")
+    """Of this process. It makes a thread when no other one is idle."""
+    return ThreadPoolExecutor(_MOST_THREADS, "boki-step")
 
 
 class FlowTimer(Protocol):
