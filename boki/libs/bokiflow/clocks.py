@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -16,12 +17,17 @@ _MOST_THREADS: Final = 256
 """Of a worker, for the `def` steps of its workflows: as many as an engine runs workflows. They mostly wait, so the
 loop's own executor, of a few threads more than there are cores, would hold steps up until they time out.
 """
+_FEWEST_THREADS: Final = 8
+_DATA_BYTES: Final = 32 << 20
+"""What a worker may have of memory for each of these threads: a stack of 8 MiB takes a quarter of it."""
 
 
 @cache
 def _threads() -> ThreadPoolExecutor:
-    """Of this process. It makes a thread when no other one is idle."""
-    return ThreadPoolExecutor(_MOST_THREADS, "boki-step")
+    """Of this process. It makes a thread when no other one is idle. Stacks count as memory, which may be bounded."""
+    data_bytes, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    most = _MOST_THREADS if data_bytes < 0 else min(_MOST_THREADS, data_bytes // _DATA_BYTES)
+    return ThreadPoolExecutor(max(_FEWEST_THREADS, most), "boki-step")
 
 
 class FlowTimer(Protocol):
@@ -41,7 +47,7 @@ class FlowClock(Protocol):
         """Call `callback` at that time."""
 
     def run_in_thread(self, work: Callable[[], Any]) -> asyncio.Future[Any]:
-        """Run blocking code in a thread. Beyond 256 at once it waits for one that ends."""
+        """Run blocking code in a thread. Beyond 256 at once, or fewer with little memory, it waits."""
 
     def waiting(self) -> AbstractContextManager[object]:
         """Around an `await` that only time, or somebody else's doing, can end."""
