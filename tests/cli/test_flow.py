@@ -336,7 +336,7 @@ def test_schedules(url: str) -> None:
     schedule = ["schedule"]
     made = boki(url, *schedule, "create", "greet", "nightly", "Ada", "--cron", "30 2 * * *", "--attribute", "team=7")
     assert "30 2 * * * (UTC); its next tick is" in made.stderr
-    assert "replace it" in boki(url, *schedule, "create", "greet", "nightly", "--cron", "@daily", code=1).stderr
+    assert "--replace" in boki(url, *schedule, "create", "greet", "nightly", "--cron", "@daily", code=1).stderr
     assert "never fires" in boki(url, *schedule, "create", "greet", "x", "--cron", "0 0 30 2 *", code=2).stderr
     flow_id = boki(url, *schedule, "trigger", "greet", "nightly").stdout.strip()
     until(url, "greet", flow_id, "done")

@@ -209,6 +209,12 @@ class Body:
         if parent_close not in get_args(ParentClose):
             known = ", ".join(get_args(ParentClose))
             raise InvalidArgument(f"parent_close is one of {known}, not {parent_close!r:.40}", field="parent_close")
+        if isinstance(target, Step):
+            raise InvalidArgument(
+                f"{target.name} is a step, which has no call of its own: write await {target.name}(...), "
+                f"or await flow.run({target.name}, ...) if it is a plain def",
+                field="target",
+            )
         self._call_count += 1
         if name is None:
             call_id = invocation_id_of(self.scope, str(self._call_count))

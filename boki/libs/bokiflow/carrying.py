@@ -272,7 +272,7 @@ class Carrier:
         elif error is not None:
             self._shell.end(error)
         else:
-            self._finish(command, task.result(), 0, 1)
+            self._finish(command, task.result(), command.began_us, 1)
 
     def _call_again(self, command: Command) -> None:
         if command.is_open and not self._shell.has_ended:

@@ -82,13 +82,13 @@ class CommandFuture(FlowFuture[Any]):
 
 
 class Command:
-    """Something that the body has started."""
+    """Something that the body has started, at `began_us` of the workflow's time, which is the same in a replay."""
 
-    __slots__ = ("future", "intended", "is_begun", "is_open", "n", "retrying", "said", "work")
+    __slots__ = ("began_us", "future", "intended", "is_begun", "is_open", "n", "retrying", "said", "work")
 
     def __init__(self, n: int, work: Work, machine: Machine) -> None:
-        self.n = n
-        self.work = work
+        self.n, self.work = n, work
+        self.began_us = machine.now_us
         self.future = CommandFuture(machine, self)
         self.is_open = True
         """Whether its end is still wanted."""

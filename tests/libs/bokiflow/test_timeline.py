@@ -1,8 +1,12 @@
 """What a workflow did, as spans and as a picture: nothing is lost, and each line fits."""
 
+import asyncio
+
 import pytest
 
+import boki.testing
 from boki.extending import Failure, encode_any
+from boki.libs.bokiflow import flow, workflow
 from boki.libs.bokiflow.face.drawing import draw, span_text
 from boki.libs.bokiflow.records import (
     Beat,
@@ -17,11 +21,38 @@ from boki.libs.bokiflow.records import (
     Result,
     Retrying,
     Signalled,
+    journal_tag,
 )
+from boki.libs.bokiflow.replaying import read_history
 from boki.libs.bokiflow.timeline import Span, Timeline
 
 BEGAN = 1_600_000_000_000_000
 FAILURE = Failure("function_failed", "charge: CardDeclined: the bank has refused", "failed", retryable=False)
+
+
+@workflow
+async def napping(seconds: float) -> float:
+    await flow.sleep(seconds)
+    return seconds
+
+
+@workflow
+async def side_by_side(seconds: list[float]) -> list[float]:
+    return await asyncio.gather(*(flow.call(napping, each) for each in seconds))
+
+
+@pytest.mark.parametrize("seconds", [[0.0, 0.0], [60.0, 3600.0], [3600.0, 60.0]])
+async def test_calls_side_by_side_began_together(seconds: list[float], boki_context: boki.testing.Context) -> None:
+    """The second one to end seemed to have begun when the first one had ended."""
+    handle = await side_by_side.start(boki_context, seconds)
+    assert await handle.result() == seconds
+    history = await read_history(boki_context.logbook, journal_tag(handle.invocation_id))
+    found = Timeline(history.began_us)
+    for entry in history.entries:
+        found.add(entry)
+    spans = found.spans()
+    assert [span.n for span in spans] == [0, 1]
+    assert {span.from_us for span in spans} == {history.began_us}
 
 
 def after(seconds: float) -> int:

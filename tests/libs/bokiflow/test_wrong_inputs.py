@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 import boki.testing
 from boki import BokiError
 from boki.libs.bokiflow import flow, step, workflow
+from boki.libs.bokiflow.face.registered import workflow_info
 
 Wrong = Callable[[boki.testing.Context], Awaitable[Any]]
 
@@ -75,6 +77,11 @@ async def hands_over(what: list[int]) -> None:
 
 
 @workflow
+async def calls_a_step() -> int:
+    return await flow.call(one)  # type: ignore[arg-type]
+
+
+@workflow
 async def leaves_a_child() -> None:
     await flow.start(count, 1, parent_close="terminate")  # type: ignore[arg-type]
 
@@ -126,6 +133,11 @@ WRONG: dict[str, tuple[Wrong, str, str]] = {
     ),
     "a step outside of a workflow": (lambda ctx: one(), "invalid_argument", r"one\.fn\(\.\.\.\) to run just"),
     "a workflow called as a step": (lambda ctx: _result(ctx, nested), "function_failed", r"await flow\.call\(count"),
+    "a step called as a workflow": (
+        lambda ctx: _result(ctx, calls_a_step),
+        "function_failed",
+        r"one is a step, .* write await one\(\.\.\.\)",
+    ),
     "a cron line that never fires": (
         lambda ctx: count.schedule(ctx, 1, id="s", cron="0 0 30 2 *"),
         "invalid_argument",
@@ -169,3 +181,13 @@ async def test_wrong_inputs(boki_context: boki.testing.Context, wrong: str) -> N
         await act(boki_context)
     assert caught.value.code == code
     assert caught.value.outcome != "unknown"
+
+
+@pytest.mark.parametrize(("count", "said"), [(0, "there are none"), (8, "w6, w7"), (11, "w6, w7, 3 more")])
+def test_a_name_that_is_not_there_is_answered_with_those_that_are(count: int, said: str) -> None:
+    """Some of them, and how many others; the list of eight looked as if it were all."""
+    gateway: Any = SimpleNamespace(
+        functions={f"w{n:x}": SimpleNamespace(settings_of=lambda _library: {}) for n in range(count)}
+    )
+    with pytest.raises(BokiError, match=f"there is no workflow 'unlike': .*{said}$"):
+        workflow_info(gateway, "unlike")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
+from typing import Final
 
 from boki import InvalidArgument, NoSuchFunction
 from boki.faces import GatewayPort
 from boki.libs.bokiflow.workflows import LIBRARY
 from boki.log.checks import check_book
 from boki.protocol.calls import FunctionInfo
+
+_NAMED: Final = 8
+"""The maximum number of workflows that are named where one is not there."""
 
 
 def workflow_info(gateway: GatewayPort, workflow: str) -> FunctionInfo:
@@ -18,7 +22,9 @@ def workflow_info(gateway: GatewayPort, workflow: str) -> FunctionInfo:
     if info is None:
         known = sorted(name for name, one in functions.items() if one.settings_of(LIBRARY) is not None)
         near = get_close_matches(workflow, known, n=1)
-        guess = f"did you mean {near[0]}?" if near else f"there are {', '.join(known[:8]) or 'none'}"
+        more = [f"{len(known) - _NAMED:,} more"] if len(known) > _NAMED else []
+        listed = ", ".join([*known[:_NAMED], *more]) or "none"
+        guess = f"did you mean {near[0]}?" if near else f"there are {listed}"
         raise NoSuchFunction(f"there is no workflow {workflow!r:.100}: {guess}", function=workflow[:128])
     if info.settings_of(LIBRARY) is None:
         raise InvalidArgument(

@@ -270,7 +270,8 @@ class Schedule:
 
     def _exists(self) -> AlreadyExists:
         return AlreadyExists(
-            f"there is a schedule {self.id!r} of {self.workflow}: replace it (if_exists='replace'), or delete it first",
+            f"there is a schedule {self.id!r} of {self.workflow}: replace it (if_exists='replace', or --replace on the "
+            "command line), or delete it first",
             id=self.id,
         )
 
