@@ -16,6 +16,7 @@ no clock, draws no random number and speaks to nobody, except through steps and 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial, update_wrapper
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Never, Protocol, TypeVar, cast, overload
@@ -33,6 +34,7 @@ from boki.extending import (
     Payload,
     check_seconds,
     invocation_id_of,
+    refuse_options,
     register_body,
 )
 from boki.faces import Use
@@ -93,6 +95,8 @@ class Workflow(Generic[Pay, R]):
         self.fn = fn
         self.name = str(options.get("name") or getattr(fn, "__name__", ""))
         self.limit: Limit | None = options["use"].settings.limit
+        if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
+            raise ConfigError(f"workflow {fn.__name__} is a generator: return a list")
         keep_s = options.pop("keep_s", None)
         self.keep_s = None if keep_s is None else check_seconds(keep_s, "keep_s", positive=True)
         """For how long after its end its history is kept; None: as `limits.history_s` of the system says."""
@@ -294,6 +298,12 @@ class _MayTake(Protocol[RCo]):
         """Run it."""
 
 
+_OPTIONS: Final = (
+    *("name", "book", "run_timeout_s", "limit", "keep_s", "continue_after"),
+    *("concurrency", "min_workers", "max_workers", "memory_bytes", "unknown_fields", "http"),
+)
+
+
 class _Decorator:
     """`@workflow(...)`."""
 
@@ -376,6 +386,7 @@ def workflow(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
         raise ConfigError(
             "@workflow has no option retry: give it to the steps, or catch what they raise", field="retry"
         )
+    refuse_options("@workflow", (name for name in options if name not in (*_OPTIONS, "timeout_s")), _OPTIONS)
     limit = options.pop("limit", None)
     options.setdefault("timeout_s", options.pop("run_timeout_s", RUN_TIMEOUT_S))
     options["retry"] = _LOSSES

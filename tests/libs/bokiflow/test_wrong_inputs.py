@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import boki.testing
-from boki import BokiError
+from boki import BokiError, ConfigError
 from boki.libs.bokiflow import flow, step, workflow
 from boki.libs.bokiflow.face.registered import workflow_info
 
@@ -191,3 +191,21 @@ def test_a_name_that_is_not_there_is_answered_with_those_that_are(count: int, sa
     )
     with pytest.raises(BokiError, match=f"there is no workflow 'unlike': .*{said}$"):
         workflow_info(gateway, "unlike")
+
+
+def test_an_option_that_a_workflow_does_not_have() -> None:
+    """Those that it has are named, and none of them was refused by the same check."""
+    with pytest.raises(
+        ConfigError, match=r"no option timeout; did you mean run_timeout_s\?.* keep_s, continue_after, "
+    ):
+        workflow(timeout=3)
+
+
+def test_a_generator_is_no_workflow() -> None:
+    """It is refused where it is decorated, and not when it is run."""
+
+    async def counts(n: int) -> Any:
+        yield n
+
+    with pytest.raises(ConfigError, match="workflow counts is a generator"):
+        workflow(counts)
