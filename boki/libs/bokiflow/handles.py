@@ -207,8 +207,11 @@ class Handle(Generic[R]):
             raise
         except (BokiError, TimeoutError) as error:  # it is about the wait: the update is in the log
             why = f" ({error})" if isinstance(error, BokiError) else ""
-            said = f"update {name} was sent to {self!r}, and its answer has not come{why}: "
-            remedy = f"ask for it by the same update under the key {update_id!r}, which sends nothing again"
+            said = f"update {name} was sent to {self!r}, and its answer has not come{why}: it may be busy, or have no "
+            remedy = (
+                f"handler of that name yet (flow.on_update); ask for the answer by the same update under the key "
+                f"{update_id!r}, which sends nothing again"
+            )
             raise DeadlineExceeded(said + remedy, outcome="unknown", update=update_id) from None
         return _value(answer)
 

@@ -42,6 +42,18 @@ Kind = Literal["step", "call", "lock", "timer", "decision", "message"]
 SpanState = Literal["done", "failed", "unknown", "retrying", "open"]
 
 
+class Wait(msgspec.Struct, frozen=True, kw_only=True):
+    """A step waited for its next attempt, in another run than the one that had made the attempt before it."""
+
+    from_us: int
+    until_us: int
+    """When the next attempt was due."""
+    attempts: int
+    """Number of those that had been made."""
+    error: str
+    """What the last one of them ended with."""
+
+
 class Span(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that a workflow did or was told. Times are the workflow's, in microseconds since the epoch."""
 
@@ -60,6 +72,8 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     """What it ended with, or its last attempt."""
     value: str = ""
     """What it ended with, cut to a few words."""
+    waits: tuple[Wait, ...] = ()
+    """Between its attempts, those that are on record: of short ones, and of many errors, only the last is."""
 
     @property
     def is_open(self) -> bool:
@@ -86,7 +100,9 @@ class Timeline:
         """Take in the next record of the journal; the span that it is about, if there is one."""
         span = self._span(entry.fact, entry.at_us)
         if span is not None:
-            self._open.pop(span.n, None)
+            before = self._open.pop(span.n, None)
+            if before is not None and not span.is_open:
+                span = msgspec.structs.replace(span, waits=before.waits)
             if span.is_open:
                 self._open[span.n] = span
             else:
@@ -112,16 +128,7 @@ class Timeline:
             case Intended():
                 return self._known(fact.n, at_us, name=fact.name, attempts=1)
             case Retrying():
-                began_us, error = fact.began_us, _error(fact.failure)
-                return self._known(
-                    fact.n,
-                    at_us,
-                    state="retrying",
-                    from_us=began_us,
-                    next_us=fact.next_us,
-                    attempts=fact.attempts,
-                    error=error,
-                )
+                return self._waiting(fact, at_us)
             case Beat():
                 return self._known(fact.n, at_us, value=shortly(fact.details))
             case Rewound():
@@ -130,6 +137,21 @@ class Timeline:
                 return None
             case _:
                 assert_never(fact)
+
+    def _waiting(self, fact: Retrying, at_us: int) -> Span:
+        error = _error(fact.failure)
+        span = self._known(
+            fact.n,
+            at_us,
+            state="retrying",
+            from_us=fact.began_us,
+            next_us=fact.next_us,
+            attempts=fact.attempts,
+            error=error,
+        )
+        wait = Wait(from_us=at_us, until_us=fact.next_us, attempts=fact.attempts, error=error)
+        earlier = tuple(one for one in span.waits if one.attempts < fact.attempts)
+        return msgspec.structs.replace(span, name=fact.name or span.name, waits=(*earlier, wait)[-_MOST_WAITS:])
 
     def _known(self, n: int, at_us: int, **fields: Any) -> Span:
         """A step that has not ended, with what is new of it."""
@@ -141,6 +163,8 @@ class Timeline:
 
 _BEHIND: Final = 1 << 62
 """Behind the numbers of commands."""
+_MOST_WAITS: Final = 20
+"""Of a step, the last ones."""
 
 
 def _of_done(fact: Done, last_us: int, at_us: int) -> Span:

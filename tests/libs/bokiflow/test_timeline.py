@@ -2,6 +2,7 @@
 
 import asyncio
 
+import msgspec
 import pytest
 
 import boki.testing
@@ -114,6 +115,26 @@ def test_what_has_not_ended() -> None:
         ("charge", "done"),
         ("crawl", "done"),
         ("launch", "done"),
+    ]
+
+
+def test_waits_and_errors_of_a_step_that_has_ended() -> None:
+    """It is drawn as what it was: attempts, and waits between them, each with the error in front of it."""
+    declined = msgspec.structs.replace(FAILURE, message="charge: CardDeclined: again")
+    found = timeline(
+        (1, Retrying(0, 1, after(4), after(0), FAILURE, "charge")),
+        (6, Retrying(0, 2, after(9), after(0), declined, "charge")),
+        (10, done(0, "charge", 0, attempts=3)),
+    ).spans()
+    assert [(wait.from_us, wait.until_us, wait.attempts) for wait in found[0].waits] == [
+        (after(1), after(4), 1),
+        (after(6), after(9), 2),
+    ]
+    assert [line.text for line in draw(found, BEGAN, after(10), 60)] == [
+        " #          ├─────────── 10 s ────────────┤      took  tries",
+        " 0  charge  ━━━╌╌╌╌╌╌╌╌╌━━━━━━╌╌╌╌╌╌╌╌╌━━━━      10 s      3",
+        "      try 1: charge: CardDeclined: the bank has refused",
+        "      try 2: charge: CardDeclined: again",
     ]
 
 

@@ -17,6 +17,8 @@ _MOST_NAME: Final = 22
 _LEAST_BAR: Final = 10
 _TOOK: Final = 8
 _TRIES: Final = 5
+_MOST_ERRORS: Final = 3
+"""Of attempts that were followed by others: the last ones are told."""
 _UNITS: Final = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"))
 
 
@@ -86,8 +88,13 @@ def _bar(span: Span, began_us: int, until_us: int, columns: int) -> str:
     worked = ("·" if span.kind == "timer" else "━") * (heard - first)
     marks = {"failed": "✗", "unknown": "?", "open": ">", "retrying": ">"}
     waits = "╌" if span.state == "retrying" else "━"
-    end = marks.get(span.state) or ("·" if span.kind == "timer" else "━")
-    return f"{' ' * first}{worked}{waits * (last - heard)}{end}".ljust(columns)
+    cells = list(f"{worked}{waits * (last - heard)}")
+    for wait in span.waits:
+        begin, end = (round((at_us - began_us) * scale) - first for at_us in (wait.from_us, wait.until_us))
+        for at in range(max(begin, 0), min(end, len(cells))):
+            cells[at] = "╌"
+    mark = marks.get(span.state) or ("·" if span.kind == "timer" else "━")
+    return f"{' ' * first}{''.join(cells)}{mark}".ljust(columns)
 
 
 def _style(span: Span) -> str:
@@ -99,9 +106,12 @@ def _style(span: Span) -> str:
 
 
 def _besides(span: Span, columns: int) -> list[str]:
-    """What stands below the line: the error, or what a message said."""
-    text = span.error or (span.value if span.is_moment else "")
-    return [f"  {line}" for line in textwrap.wrap(" ".join(text.split()), max(columns - 2, 20))[:3]]
+    """What stands below the line: the errors of the last attempts, the error, or what a message said."""
+    said = [f"try {wait.attempts}: {wait.error}" for wait in span.waits[-_MOST_ERRORS:]]
+    if not span.waits or not span.is_open:  # else it is the error of the last one of these
+        said.append(span.error or (span.value if span.is_moment else ""))
+    lines = [line for text in said for line in textwrap.wrap(" ".join(text.split()), max(columns - 2, 20))[:3]]
+    return [f"  {line}" for line in lines]
 
 
 def _cut(name: str, columns: int) -> str:

@@ -42,7 +42,9 @@ def create(
         str, typer.Argument(help="JSON or text, as it takes it; - reads it from stdin.", show_default=False)
     ] = "",
     cron: Annotated[str, typer.Option(help="Minute, hour, day, month, weekday; or @hourly, @daily, ...")] = "",
-    every_s: Annotated[float, typer.Option(min=0, help="An interval in place of a cron line.")] = 0,
+    every_s: Annotated[
+        float | None, typer.Option(min=1, help="An interval in place of a cron line.", show_default=False)
+    ] = None,
     offset_s: Annotated[float, typer.Option(min=0, help="So much behind the multiples of the interval.")] = 0,
     zone: Annotated[str, typer.Option(help="The time zone of the cron line.")] = "UTC",
     overlap: Annotated[str, typer.Option(metavar=_OVERLAPS, help="What to do if an earlier one runs.")] = "skip",
@@ -62,7 +64,7 @@ def create(
     """Have a workflow be started at each tick. The workflow of a tick has the id ID@TICK."""
     body: dict[str, Any] = {
         "cron": cron,
-        "every_s": every_s,
+        "every_s": every_s or 0,
         "offset_s": offset_s,
         "zone": zone,
         "overlap": overlap,

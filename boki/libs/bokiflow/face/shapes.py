@@ -12,7 +12,7 @@ from boki.gateway.server.http.openapi_parts import TEXT, Json, array_of, object_
 from boki.libs.bokiflow.face.queues import Place
 from boki.libs.bokiflow.handles import WorkflowStatus, state_of
 from boki.libs.bokiflow.schedules.spec import OVERLAPS
-from boki.libs.bokiflow.timeline import Kind, SpanState
+from boki.libs.bokiflow.timeline import Kind, SpanState, Wait
 from boki.protocol.calls import Attribute, InvocationState
 
 Count = Annotated[int, Meta(ge=0)]
@@ -91,3 +91,4 @@ class SpanBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     attempts: Count = 0
     error: str = ""
     value: Annotated[str, Meta(description="What it ended with, cut")] = ""
+    waits: Annotated[tuple[Wait, ...], Meta(description="Waits for a next attempt, with the error before each")] = ()
