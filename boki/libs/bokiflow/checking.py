@@ -133,11 +133,10 @@ def _join(body: Body, recorded: Recorded) -> None:
 def _letters(recorded: Recorded) -> deque[Letter]:
     """The messages that the recorded workflow was given or has waiting."""
     history = recorded.history()
-    taken = frozenset(history.taken)
     letters: deque[Letter] = deque()
     for one in recorded.inbox:
         letter = letter_of(one.data, one.seqnum, one.time_us)
-        if letter is None or letter.seqnum <= history.cursor or letter.seqnum in taken:
+        if letter is None or letter.seqnum <= history.cursor or history.taken.has(letter.seqnum):
             continue
         if (heard := heard_of(letter, history.forgotten, history.lives)) is not None:
             letters.append(heard)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from boki import Context
 from boki.extending import Payload
@@ -14,12 +14,12 @@ from boki.libs.bokiflow.inbox import InboxReader
 from boki.libs.bokiflow.journal import JournalWriter
 from boki.libs.bokiflow.machine import Machine
 from boki.libs.bokiflow.mailbox import Mailbox
-from boki.libs.bokiflow.records import Continued, Note, Signalled, encode_note, inbox_tag, journal_tag
-from boki.libs.bokiflow.replaying import most_payload_bytes
+from boki.libs.bokiflow.records import Continued, Note, Resolved, Signalled, encode_note, inbox_tag, journal_tag
+from boki.libs.bokiflow.replaying import most_payload_bytes, size_of_kept
 from boki.libs.fold.retrying import until_answered
 
 _KEPT_BYTES: Final = 1 << 16
-"""Maximum size of the signals that a continuation hands on in its record."""
+"""Maximum size of the messages that a continuation hands on in its record, if it has room."""
 
 
 async def record_continuation(
@@ -34,12 +34,11 @@ async def record_continuation(
     """Record it at the end of the journal, and trim what stands in front of it."""
     number = history.continued.number + 1 if history.continued is not None else 1
     room_bytes = most_payload_bytes(ctx.logbook) - len(payload.data)
-    cursor, given, kept = handed_on(machine.mailbox, machine.seen, history, room_bytes)
     # what says that they are forgotten is trimmed below, so the record has to name them, also those not read so far
     end = max((high for _, high, _ in history.forgotten), default=0)
     await inbox.read_to(end)
-    taken = tuple(sorted(seqnum for seqnum in {*given, *inbox.passed} if seqnum > cursor))
-    journal.add(Continued(payload, journal.place, number, taken, kept), cursor, now_us, machine.began_us)
+    cursor, said = handed_on(machine.mailbox, machine.seen, history, inbox.passed, room_bytes)
+    journal.add(Continued(payload, journal.place, number, **said), cursor, now_us, machine.began_us)
     journal.flush()
     await journal.rest()
     if journal.error is not None:
@@ -55,23 +54,30 @@ async def record_continuation(
 
 
 def handed_on(
-    mailbox: Mailbox, seen: int, history: History, room_bytes: int
-) -> tuple[int, set[int], tuple[tuple[int, bytes], ...]]:
-    """How the next round is given what this one, which has read up to `seen`, has not taken: from behind where it reads
-    the inbox, what it leaves out there, and the signals that it is given with the record.
+    mailbox: Mailbox, seen: int, history: History, passed: Collection[int], room_bytes: int
+) -> tuple[int, dict[str, Any]]:
+    """What the next round is given of the messages: from behind where it reads the inbox, and what its record says.
 
-    A signal that nobody ever takes would hold the inbox: each round would read all since then, and its record would
-    name all that was taken. So signals go with the record if that is shorter, and those that did once always do.
+    `seen`: up to where this round was given them. `passed`: those that were read and are forgotten. What nobody has
+    taken is found by where it stands, and the record names the shorter of two lists: what was taken since the first of
+    them, as where many wait and each round takes a few, or what is left. One message that nobody ever takes would hold
+    the inbox so, and each round would read all since then. So messages that are few go with the record, and then always
+    do. Not so updates and requests to end: others look for these in the inbox.
     """
     left = mailbox.left
-    waiting = [seqnum for seqnum in left if seqnum > history.cursor]
-    taken = {*mailbox.taken_since(waiting[0] if waiting else 0), *history.taken}
-    if len(taken) > len(waiting) and all(isinstance(left[seqnum], Signalled) for seqnum in waiting):
+    waiting = tuple(seqnum for seqnum in left if seqnum > history.cursor)
+    carried = _encoded({seqnum: note for seqnum, note in left.items() if seqnum <= history.cursor})
+    taken = {*mailbox.taken_since(waiting[0] if waiting else 0), *history.taken.named, *passed}
+    ahead = tuple(sorted(seqnum for seqnum in taken if seqnum > seen))
+    if not waiting:
+        return seen, {"taken": ahead, "kept": carried}
+    if len(taken) > len(waiting) or history.taken.read_to > history.cursor:
         kept = _encoded(left)
-        if sum(len(data) for _, data in kept) <= min(_KEPT_BYTES, room_bytes):
-            return seen, taken, kept
-    kept = _encoded({seqnum: note for seqnum, note in left.items() if seqnum <= history.cursor})
-    return waiting[0] - 1 if waiting else seen, taken, kept
+        may_go = all(isinstance(left[seqnum], Signalled | Resolved) for seqnum in waiting)
+        if may_go and size_of_kept(kept) <= min(_KEPT_BYTES, room_bytes // 2):
+            return seen, {"taken": ahead, "kept": kept}
+        return waiting[0] - 1, {"taken": ahead, "kept": carried, "read_to": seen, "left": waiting}
+    return waiting[0] - 1, {"taken": tuple(sorted(n for n in taken if n >= waiting[0])), "kept": carried}
 
 
 def _encoded(notes: Mapping[int, Note]) -> tuple[tuple[int, bytes], ...]:

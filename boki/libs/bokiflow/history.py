@@ -16,6 +16,7 @@ from hashlib import blake2b
 import msgspec
 
 from boki.extending import Payload
+from boki.libs.bokiflow.inbox import Taken
 from boki.libs.bokiflow.records import (
     Beat,
     Began,
@@ -108,10 +109,10 @@ class History:
         """The workflow's time when it began."""
         self.cursor = 0
         """The inbox is read from behind this seqnum."""
-        self.taken: tuple[int, ...] = ()
+        self.taken = Taken()
         """Messages behind the cursor that were taken all the same, by this life or an earlier one."""
         self.kept: tuple[tuple[int, bytes], ...] = ()
-        """Signals in front of the cursor that were not taken: see `Continued`."""
+        """Messages in front of the cursor that were not taken: see `Continued`."""
         self.trimmed_to = 0
         """The seqnum of the last `Continued`: what stands below it is of no use."""
         self._last: Entry | None = None
@@ -179,7 +180,7 @@ class History:
         match entry.fact:
             case Continued():
                 self.continued = entry.fact
-                self.cursor, self.taken, self.kept = entry.seen, entry.fact.taken, entry.fact.kept
+                self.cursor, self.taken, self.kept = entry.seen, Taken.of(entry.fact), entry.fact.kept
                 self.trimmed_to = seqnum
                 self.has_begun = True
                 self._clear(entry.at_us)
@@ -205,7 +206,7 @@ class History:
         self._lives.clear()
         self.progress_run = 0
         self.cursor = self._heard
-        self.taken, self.kept = tuple(seqnum for seqnum in self.taken if seqnum > self.cursor), ()
+        self.kept = ()
         self.forgotten = [(self.cursor, before, self._until_us)] if before > self.cursor else []
         self.has_begun = False
 

@@ -101,7 +101,7 @@ class JournalWriter:
         """Whether the journal says when the workflow began."""
         self._begun_at = history.place
         """The place behind the record that says so."""
-        self.seen = max((entry.seen for entry in history.entries), default=0)
+        self.seen = max((entry.seen for entry in history.entries), default=history.cursor)
         """Up to which message of the inbox the journal says when they were delivered."""
         self.append_count = 0
         self.read_at = 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import Context as Variables
 from contextvars import copy_context
 from functools import partial
@@ -35,6 +35,8 @@ T = TypeVar("T")
 _OVER: Final = object()
 _ENTRY_BYTES: Final = 4_096
 """What the record of a continuation needs beside its payload, at most."""
+_KEPT_BYTES: Final = 16
+"""What it needs for a message beside its data."""
 
 
 class Runnable(Protocol):
@@ -117,8 +119,8 @@ def replay(
 
 
 def kept_letters(history: History) -> list[Letter]:
-    """The signals that an earlier round has handed on in its record: they are the first messages of this one."""
-    letters = (letter_of(data, seqnum, 0) for seqnum, data in history.kept)
+    """What an earlier round has handed on in its record: the first messages of this one, at its beginning."""
+    letters = (letter_of(data, seqnum, history.began_us) for seqnum, data in history.kept)
     return [letter for letter in letters if letter is not None]
 
 
@@ -232,9 +234,14 @@ async def read_base(logbook: LogBook, invocation_id: str) -> Base | None:
     return None
 
 
+def size_of_kept(kept: Sequence[tuple[int, bytes]]) -> int:
+    """What messages need in the record of a continuation, at most."""
+    return sum(len(data) + _KEPT_BYTES for _, data in kept)
+
+
 def most_payload_bytes(logbook: LogBook, history: History | None = None) -> int:
-    """What the record of a continuation holds of its payload, at most; beside the signals that are handed on again."""
-    kept_bytes = sum(len(data) + 16 for _, data in history.kept) if history is not None else 0
+    """What the record of a continuation holds of its payload, at most; beside the messages that are handed on again."""
+    kept_bytes = 0 if history is None else size_of_kept(history.kept)
     return logbook.session.caller.limits.record_bytes - _ENTRY_BYTES - kept_bytes
 
 

@@ -6,11 +6,13 @@ Each round read the inbox from it on, and its record named all that had been tak
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
+
+import pytest
 
 import boki.testing
-from boki import Record
-from boki.libs.bokiflow import Handle, flow, step, workflow
+from boki import DeadlineExceeded, FunctionFailed, Record, TooLarge
+from boki.libs.bokiflow import Handle, execution, flow, step, workflow
 from boki.libs.bokiflow.face.looking import look
 from boki.libs.bokiflow.history import History
 from boki.libs.bokiflow.records import inbox_tag, journal_tag
@@ -78,6 +80,100 @@ async def test_it_is_kept_whatever_crashes() -> None:
         await handle.signal("stray", "second")
         await handle.signal("x", COUNT - 1)
         assert await handle.result() == [*range(COUNT), "first", "second"]
+
+
+@step
+async def dated(at: str) -> str:
+    return at
+
+
+@workflow
+async def dating(rounds: int) -> str:
+    for _ in range(3):
+        await flow.receive("x")
+    if rounds:
+        flow.continue_as_new(rounds - 1)
+    found = await dated(flow.now().isoformat())
+    return found + await flow.receive("stray")
+
+
+async def test_a_fork_has_the_time_of_what_it_keeps(boki_context: boki.testing.Context) -> None:
+    """The copy of a signal that went with a record had the time of the fork, in front of all that the fork keeps."""
+    ctx = boki_context
+    handle = dating.handle(ctx, "t")
+    await handle.signal("stray", "!")
+    await dating.start(ctx, 1, id="t")
+    await _signalled(ctx, handle, range(6))
+    wanted = await handle.result()
+    await ctx.clock.advance(3_600)
+    assert await (await handle.fork(id="u")).result() == wanted
+    assert await (await handle.fork(1, id="v")).result() == wanted
+
+
+LARGE = "x" * 70_000
+
+
+@workflow
+async def heaping(state: tuple[int, int]) -> int:
+    """What nobody takes here is more than a record has room for, or is something that others look for in the inbox."""
+    rounds, total = state
+    for _ in range(3):
+        total += await flow.receive("x")
+    return total if rounds == 1 else flow.continue_as_new((rounds - 1, total))
+
+
+@pytest.mark.parametrize("what", ["a large signal", "an update", "many signals", "a promise"])
+async def test_the_record_of_a_continuation_does_not_grow(boki_context: boki.testing.Context, what: str) -> None:
+    """It names the shorter of two lists, what was taken and what is left; small ones go with it."""
+    ctx, rounds = boki_context, 6
+    handle = heaping.handle(ctx, "t")
+    match what:
+        case "a large signal":
+            await handle.signal("stray", LARGE)
+        case "many signals":
+            for number in range(5):
+                await handle.signal("stray", number)
+        case "a promise":
+            await handle.resolve("stray", 1)
+        case _:
+            with pytest.raises(DeadlineExceeded):
+                await handle.update("stray", 1, wait_s=0.001)
+    await heaping.start(ctx, (rounds, 0), id="t")
+    for number in range(3 * (rounds - 1)):
+        await _signalled(ctx, handle, [number])
+        continued = (await _history(ctx, handle)).continued
+        if continued is not None:
+            assert len(continued.kept) + len(continued.taken) + len(continued.left) <= 5
+            assert len(await _inbox(ctx, handle)) <= 3 or what in ("a large signal", "an update") or number < 6
+    await _signalled(ctx, handle, range(3 * (rounds - 1), 3 * rounds))
+    assert await handle.result() == sum(range(3 * rounds))
+
+
+@workflow
+async def sleeping() -> None:
+    await flow.sleep(86_400)
+
+
+@workflow
+async def parent(_: int) -> None:
+    await flow.start(sleeping, id="kid", parent_close="kill")
+    flow.continue_as_new(1)
+
+
+async def test_a_continuation_that_cannot_be_recorded_ends_the_workflow_like_an_error(
+    boki_context: boki.testing.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its children are closed, and its history is swept."""
+
+    async def refuse(*_: object) -> NoReturn:
+        raise TooLarge("the record is too large")
+
+    monkeypatch.setattr(execution, "record_continuation", refuse)
+    handle = await parent.start(boki_context, 0, id="p")
+    with pytest.raises(FunctionFailed, match="TooLarge"):
+        await handle.result()
+    await boki_context.clock.advance(60)
+    assert (await sleeping.handle(boki_context, "kid").status()).status == "cancelled"
 
 
 async def test_a_fork_and_a_rewind_have_it(boki_context: boki.testing.Context) -> None:
