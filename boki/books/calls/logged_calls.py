@@ -26,6 +26,7 @@ from boki.books.calls.housekeeping import Housekeeping
 from boki.books.calls.inquiries import Inquiries
 from boki.books.calls.ledger import Accepted, Entry, Finished, TakenOver, corrected_key, request_hash
 from boki.books.calls.lives import check_size, pinned
+from boki.books.calls.room import Room
 from boki.books.calls.runner import Next, Origin, Run, Runner
 from boki.books.calls.runs import Runs
 from boki.books.calls.sleepers import Sleepers, WatchingPort
@@ -36,7 +37,6 @@ from boki.errors import (
     BokiError,
     DeadlineExceeded,
     KeyReused,
-    Overloaded,
     Unavailable,
 )
 from boki.host.clock import now_us
@@ -61,7 +61,6 @@ _log = logging.getLogger("boki.protocol.calls")
 
 _ACCEPT_TIMEOUT_S: Final = 30.0
 _LONGEST_TIMER_S: Final = 3600.0
-_RETRY_AFTER_S: Final = 1
 _SHORT_BYTES: Final = 16 * 1024
 """Longer results do not travel with the answer to a start: most callers do not ask for them."""
 
@@ -110,8 +109,7 @@ class LoggedCalls:
         )
         self._clock = clock
         self._max_running = max_running
-        self._max_waiting = max_waiting
-        self._max_suspended = max_suspended
+        self._room = Room(self._book, max_waiting, max_suspended)
         self._sleepers = Sleepers(port, clock, self._woken)
         self._is_open = False
         self._accepting: dict[str, bool] = {}
@@ -290,28 +288,16 @@ class LoggedCalls:
             )
         return task.result()
 
-    def _check_room(self) -> None:
+    def _check_room(self, call: Call | None = None) -> None:
         if not self._is_open:
             raise Unavailable("logged calls are not accepted now: starting or shutting down")
-        if self.suspended_count >= self._max_suspended:
-            raise Overloaded(
-                f"{self._max_suspended} logged calls are suspended, as many as are kept: until some have ended, no "
-                "call is accepted (`boki calls list --state suspended` shows them)",
-                retry_after_s=_RETRY_AFTER_S,
-                limit=self._max_suspended,
-            )
-        if self.waiting_count - self.suspended_count + len(self._accepting) >= self._max_waiting:
-            raise Overloaded(
-                f"{self._max_waiting} logged calls wait to be run, as many as are accepted",
-                retry_after_s=_RETRY_AFTER_S,
-                limit=self._max_waiting,
-            )
+        self._room.check(len(self._accepting), call)
 
     async def _accept(
         self, call: Call, key: str | None, delay_us: int, *, is_urgent: bool
     ) -> tuple[Accepted, Outcome | None]:
         """The acceptance that counts, and how the call has ended, if it did so at once."""
-        self._check_room()
+        self._check_room(call)
         has_room = len(self._running) + sum(self._accepting.values()) < self._max_running and not self._ready
         begins = not delay_us and (is_urgent or has_room)
         if call.chosen is not None and call.chosen.copies:

@@ -27,7 +27,6 @@ from boki.errors import (
     BokiError,
     FunctionFailed,
     KeyReused,
-    Overloaded,
 )
 from boki.log.chunk import Group, encode_chunk
 from boki.log.operations import Append, Appended, Read, TrimBook
@@ -257,28 +256,6 @@ def test_a_woken_body_ends_when_its_call_was_cancelled_elsewhere_meanwhile() -> 
         assert (body.started.is_set(), body.was_cancelled, calls.running_count) == (True, True, 0)
         assert not cluster.entries(Started)
         assert len(cluster.entries(Finished)) == 1
-
-
-def test_suspended_calls_take_no_room_from_those_that_run_and_have_a_bound() -> None:
-    """The error names the bound, and where to look."""
-
-    async def scenario() -> None:
-        world = CallWorld()
-        world.bodies["wait"] = Script(lambda _: asleep(1_000))
-        calls = await world.start(max_running=1, max_waiting=2, max_suspended=5)
-        for number in range(1, 6):
-            await calls.accept(a_call(number, "wait"))
-            await time_passes(1)
-        assert (calls.suspended_count, calls.running_count) == (5, 0)
-        with pytest.raises(Overloaded, match=r"5 logged calls are suspended, .* --state suspended") as caught:
-            await calls.accept(a_call(9))
-        assert caught.value.details["limit"] == 5
-        await calls.cancel(a_call(1).id)
-        await time_passes(0.1)
-        await calls.accept(a_call(9))
-        await calls.stop()
-
-    run(scenario())
 
 
 def test_the_heir_of_a_lost_engine_wakes_what_it_had_suspended() -> None:
