@@ -22,12 +22,16 @@ from boki.extending import Failure, Payload
 from boki.libs.bokiflow.clocks import FlowClock, FlowTimer
 from boki.libs.bokiflow.machine import Command
 from boki.libs.bokiflow.records import Result, Retrying
+from boki.libs.bokiflow.refusals import NoThread
 from boki.libs.bokiflow.stepping import ATTEMPT, STARTER, Attempt
 from boki.libs.bokiflow.work import StepWork
 from boki.libs.fold.current_step import CURRENT_STEP
 
 _ENTRY_BYTES: Final = 4_096
 """What a record of a step's result needs beside the result, at most."""
+
+_NO_THREAD_US: Final = 1_000_000
+"""How long an attempt waits for which there was no thread."""
 
 _CANCELLED: Final = "the step cancelled itself, or what it awaited was cancelled"
 
@@ -185,8 +189,13 @@ class Attempts:
 
     @property
     def is_running(self) -> bool:
-        """Whether the body of the step runs now."""
-        return self._future is not None
+        """Whether the body of the step runs now, or must be run by this execution."""
+        return self._future is not None or self._must_begin
+
+    @property
+    def _must_begin(self) -> bool:
+        """Whether it waits for a thread after it was recorded as begun: another run would not begin it any more."""
+        return self.due_us > 0 and self.work.step.options.at_most_once
 
     def begin(self) -> None:
         """Begin the first attempt, or the next one that the journal knows to be due."""
@@ -217,7 +226,7 @@ class Attempts:
 
     def hold(self) -> None:
         """Begin no other attempt: another run does, when it is due; or this one, after `rearm`."""
-        if self.due_us and self._timer is not None:
+        if self.due_us and self._timer is not None and not self._must_begin:
             self._timer.cancel()
             self._timer = None
 
@@ -262,12 +271,24 @@ class Attempts:
             future: asyncio.Future[Any] = self._loop.create_task(coroutine, context=context)
         else:
             body = partial(context.run, _in_thread, partial(step.body, *args, **kwargs))
-            future = self._clock.run_in_thread(body)
+            try:
+                future = self._clock.run_in_thread(body)
+            except NoThread:
+                self._put_off()
+                return
         self._future = future
         timeout_s = step.options.timeout_s
         if timeout_s is not None:
             self._timer = self._clock.call_at(self._clock.now_us() + round(timeout_s * 1e6), self._expire)
         future.add_done_callback(self._on_done)
+
+    def _put_off(self) -> None:
+        """There is no thread for the attempt, which was not begun: it is due soon, here or in another process."""
+        self.count -= 1
+        self._beats = 0
+        self.due_us = self._clock.now_us() + _NO_THREAD_US
+        self._timer = self._clock.call_at(self.due_us, self._attempt)
+        self._waiting()
 
     def _enter(self) -> None:
         """In the context of the attempt."""

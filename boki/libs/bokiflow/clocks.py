@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import resource
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any, Final, Protocol
 
 from boki import Context
+from boki.libs.bokiflow.step_threads import StepThreads
 
 _NOTHING: Final = nullcontext()
 _MOST_THREADS: Final = 256
@@ -23,11 +23,11 @@ _DATA_BYTES: Final = 32 << 20
 
 
 @cache
-def _threads() -> ThreadPoolExecutor:
-    """Of this process. It makes a thread when no other one is idle. Stacks count as memory, which may be bounded."""
+def _threads() -> StepThreads:
+    """Of this process. Stacks count as memory, which may be bounded."""
     data_bytes, _ = resource.getrlimit(resource.RLIMIT_DATA)
     most = _MOST_THREADS if data_bytes < 0 else min(_MOST_THREADS, data_bytes // _DATA_BYTES)
-    return ThreadPoolExecutor(max(_FEWEST_THREADS, most), "boki-step")
+    return StepThreads(max(_FEWEST_THREADS, most))
 
 
 class FlowTimer(Protocol):
@@ -47,7 +47,9 @@ class FlowClock(Protocol):
         """Call `callback` at that time."""
 
     def run_in_thread(self, work: Callable[[], Any]) -> asyncio.Future[Any]:
-        """Run blocking code in a thread. Beyond 256 at once, or fewer with little memory, it waits."""
+        """Run blocking code in a thread. Beyond 256 at once, or fewer with little memory, it waits. `NoThread`: there
+        is none, and it does not run.
+        """
 
     def waiting(self) -> AbstractContextManager[object]:
         """Around an `await` that only time, or somebody else's doing, can end."""
@@ -98,8 +100,8 @@ class VirtualClock:
 
     def run_in_thread(self, work: Callable[[], Any]) -> asyncio.Future[Any]:
         """See `FlowClock`. Time stops while it runs."""
-        self._clock.thread_started()
         future = asyncio.get_running_loop().run_in_executor(_threads(), work)
+        self._clock.thread_started()
         future.add_done_callback(lambda _: self._clock.thread_stopped())
         return future
 

@@ -9,7 +9,7 @@ BokiError
 │   ├── NoSuchSchedule      no schedule of that id was created
 │   └── NoSuchWorkflow      nothing was started under that id
 ├── Overloaded
-│   └── NoThread            the process can start no thread for a `def` workflow: another run continues it
+│   └── NoThread            the process can start no thread for a `def`: another run continues the workflow
 ├── WrongState
 │   ├── UnfinishedHandlers  the workflow returned while handlers of messages were running
 │   └── WorkflowEnded       nothing can be said to it any more
@@ -139,7 +139,9 @@ class Unreadable(BokiError):
 
 
 class NoThread(Overloaded):
-    """The process can start no thread for code of a `def` workflow. It ends the run, and not the workflow."""
+    """The process can start no thread for code of a `def` workflow, or for a step. It ends the run, or has the step
+    wait, and does not end the workflow.
+    """
 
 
 def unreadable(workflow: str, seqnum: int, error: BokiError) -> Unreadable:
