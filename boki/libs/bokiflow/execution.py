@@ -482,7 +482,7 @@ class Execution:
         await journal.rest()
         is_paused = bool(self._pause.reason)
         try:
-            found = await what_wakes(self._ctx, machine, self.inbox, self._clock.now_us(), is_paused=is_paused)
+            found = await what_wakes(self._ctx, machine, self.inbox, journal, is_paused=is_paused)
         finally:  # what it has read is not read again, also if this rest is given up
             self._deliver()
         if found is None:
@@ -493,7 +493,7 @@ class Execution:
             return
         if self._carrier.attempt_count != attempt_count:  # the log was slow, and an attempt was due meanwhile
             return
-        wake_us = 0 if self._pause.reason else self._carrier.next_due_us
+        wake_us = 0 if self._pause.reason else found.wake_us(self._carrier.next_due_us)
         note = f"paused: {self._pause.reason}" if self._pause.reason else found.note
         self._suspend = Suspend(wake_us, found.wakes, note[:200])
         self.end()

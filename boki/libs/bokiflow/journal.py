@@ -70,7 +70,8 @@ class JournalWriter:
         self._writer = writer
         self._life = life
         self._run = run
-        self._progress_run = history.progress_run
+        self.progress_run = history.progress_run
+        """The number of the last run that had made progress: see `Entry.progress_run`."""
         self._beats = {(fact.n, fact.details) for entry in history.entries if isinstance(fact := entry.fact, Beat)}
         """What steps had said of how far they had come before this execution."""
         self._base = history.place
@@ -119,7 +120,7 @@ class JournalWriter:
 
     def _place(self, fact: Fact, seen: int, at_us: int, began_us: int) -> None:
         if self._is_progress(fact):
-            self._progress_run = self._run
+            self.progress_run = self._run
         data = self._encoded(fact, seen, at_us, began_us)
         if not self.is_begun:
             self._begun_at = self.place + 1
@@ -147,7 +148,7 @@ class JournalWriter:
             0 if self.is_begun else began_us,
             self._life,
             self.read_at,
-            progress_run=self._progress_run,
+            progress_run=self.progress_run,
         )
         return encode_entry(entry)
 
@@ -278,7 +279,7 @@ class JournalWriter:
             await self.rest()
             if self.is_overtaken or self.error is not None:
                 return None
-        before = self.read_at, self.is_begun, self.seen, self._progress_run
+        before = self.read_at, self.is_begun, self.seen, self.progress_run
         self._place(fact, seen, at_us, began_us)
         mine, self._kept = self._kept, []
         start = self.place - len(mine)
@@ -293,7 +294,7 @@ class JournalWriter:
         self.place -= 1
         del self._sent[self.place]
         self._kept = mine[:-1]
-        self.read_at, self.is_begun, self.seen, self._progress_run = before
+        self.read_at, self.is_begun, self.seen, self.progress_run = before
         return None
 
     async def _decide(

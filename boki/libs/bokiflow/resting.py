@@ -11,6 +11,7 @@ from boki.extending import MAX_WAKES, OVER, CallsById, WakeOn, ends_of
 from boki.libs.bokiflow.beginning import has_ended, next_change
 from boki.libs.bokiflow.clocks import clock_of
 from boki.libs.bokiflow.inbox import InboxReader
+from boki.libs.bokiflow.journal import JournalWriter
 from boki.libs.bokiflow.locks.watching import Ahead, watch
 from boki.libs.bokiflow.machine import Machine
 from boki.libs.bokiflow.records import inbox_tag
@@ -24,22 +25,37 @@ _LOOK_S: Final = 1.0
 """For how long it tries then: the log of the calls may be away while that of the workflow is there."""
 
 
+_STALLED_RUNS: Final = 20
+"""After this many runs without progress it is not woken any more by what other calls do. Two workflows that wait for
+each other's calls would wake each other again and again, because each run of a call is such a change.
+"""
+_LONGEST_US: Final = 60_000_000
+"""The longest time until it looks then whether they have ended. From a second on it doubles with each run."""
+_DOUBLINGS: Final = 6
+
+
 class Waits(NamedTuple):
-    """What a workflow waits for, but for time."""
+    """What a workflow waits for."""
 
     wakes: list[WakeOn]
     note: str
     """For people; "": nothing that they want to know."""
+    look_us: int = 0
+    """When it looks after calls that other callers have started; 0: their changes wake it, if there are any."""
+
+    def wake_us(self, due_us: int) -> int:
+        """When it continues at the latest, if a timer or an attempt is due then; 0: there is none."""
+        return min((time_us for time_us in (due_us, self.look_us) if time_us), default=0)
 
 
 async def what_wakes(
-    ctx: Context, machine: Machine, inbox: InboxReader, now_us: int, *, is_paused: bool
+    ctx: Context, machine: Machine, inbox: InboxReader, journal: JournalWriter, *, is_paused: bool
 ) -> Waits | None:
     """What the workflow waits for. None: the end of a call is about to come, or its start is under way.
 
     Messages that had come before are in the letters of the inbox. In a pause no end of a call matters.
     """
-    run = ctx.invocation_id
+    run, now_us, look_us = ctx.invocation_id, clock_of(ctx).now_us(), 0
     ahead = await _ahead(ctx, machine, now_us)
     await inbox.read_to_end()
     wakes = [WakeOn(ctx.logbook.name, inbox_tag(run), inbox.next_start)]
@@ -52,11 +68,15 @@ async def what_wakes(
         others = await _others(CallsById(ctx), run, calls)
         if others is None or len(wakes) + len(others) > MAX_WAKES:  # too many: the run stays, and asks for their ends
             return None
+        stalled = ctx.run_number - journal.progress_run - _STALLED_RUNS
+        if others and stalled >= 0:
+            look_us = now_us + min(1_000_000 << min(stalled, _DOUBLINGS), _LONGEST_US)
         for call in others:
-            wakes.append(await next_change(ctx, call))
+            if not look_us:
+                wakes.append(await next_change(ctx, call))
             if await has_ended(CallsById(ctx), call) is not False:
                 return None
-    return Waits(wakes, ", ".join(found.note(key) for key, found in ahead))
+    return Waits(wakes, ", ".join(found.note(key) for key, found in ahead), look_us)
 
 
 async def _others(known: CallsById, run: str, calls: list[CallWork]) -> list[str] | None:
