@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Literal
 
 import msgspec
+import pytest
 
 import boki.testing
 from boki.libs.bokiflow import flow, workflow
@@ -67,3 +69,40 @@ async def test_one_that_has_ended_is_not_asked_to(boki_context: boki.testing.Con
     assert (await schedule.state()).running == ()
     again = await tidy.start(ctx, 1, id="m@k", if_ended="again")
     await again.result()
+
+
+@pytest.mark.parametrize("overlap", ["cancel", "kill"])
+async def test_a_workflow_that_somebody_began_under_its_id_is_left_alone(
+    boki_context: boki.testing.Context, overlap: Literal["cancel", "kill"]
+) -> None:
+    """The one of the tick had ended while the attendant was lost, and the next one was ended in its place."""
+    ctx = boki_context
+    schedule = await tidy.schedule(ctx, 1, id="m", cron="0 0 1 1 *", overlap=overlap)
+    later = await tidy.start(ctx, 1_000, id="m@k")
+    for decided in (Decided(0, 1, (Act("k", 1, "started"),)), Decided(0, 2, closed=overlap)):
+        await ctx.logbook.append(CODEC.encode(decided), [schedule._tag])
+    await ctx.clock.advance(5)
+    assert (await schedule.state()).running == ()
+    assert (await later.status()).status == "suspended"
+    await later.result()
+
+
+@pytest.mark.parametrize("overlap", ["cancel", "kill"])
+async def test_one_that_was_rewound_is_ended_as_well(
+    boki_context: boki.testing.Context, overlap: Literal["cancel", "kill"]
+) -> None:
+    """It still is the workflow of its tick, in another life."""
+    ctx = boki_context
+    schedule = await tidy.schedule(ctx, 10_000, id="m", cron="0 0 1 1 *", overlap=overlap)
+    await schedule.trigger(key="a")
+    await ctx.clock.advance(5)
+    first = tidy.handle(ctx, "m@now-a")
+    await first.pause()
+    await ctx.clock.advance(5)
+    await first.rewind(0)
+    await ctx.clock.advance(5)
+    assert (await first.status()).status == "suspended"
+    await schedule.trigger(key="b")
+    await ctx.clock.advance(1_000)
+    assert (await first.status()).status == "cancelled"
+    assert (await schedule.state()).running == ("m@now-b",)

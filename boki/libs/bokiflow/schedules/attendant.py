@@ -9,9 +9,9 @@ from typing import Final, NoReturn
 from boki import Context, KeyReused, NoSuchInvocation, WrongState
 from boki.extending import OVER, PINNED, Attribute, CallsById, invocation_id_of
 from boki.libs.bokiflow.attending import Attending
-from boki.libs.bokiflow.beginning import has_ended
 from boki.libs.bokiflow.clocks import clock_of
 from boki.libs.bokiflow.closing import kill_tree
+from boki.libs.bokiflow.history import life_of
 from boki.libs.bokiflow.records import CancelRequested, encode_note, inbox_tag
 from boki.libs.bokiflow.schedules.state import CODEC, Decided, Fold, Note, schedule_tag
 from boki.libs.fold.retrying import until_answered
@@ -23,6 +23,11 @@ BY: Final = "boki:schedule"
 def run_id(schedule: str, key: str) -> str:
     """The id of the workflow that a schedule starts for a tick."""
     return f"{schedule}@{key}"
+
+
+def start_of(key: str) -> str:
+    """Names the start of the workflow of a tick."""
+    return f"schedule {key}"
 
 
 def own_attributes(attributes: Mapping[str, Attribute]) -> dict[str, Attribute]:
@@ -92,7 +97,7 @@ class _Attendant:
             self._workflow,
             self._calls.payload,
             book=self._ctx.logbook.name,
-            start=f"schedule {key}",
+            start=start_of(key),
             name=flow_id,
             reports_to=self._ctx.invocation_id,
             attributes=self._attributes,
@@ -111,14 +116,17 @@ class _Attendant:
         for key in sorted(self._state.leaving):
             call_id = self._state.call_id(key)
             try:
-                if self._state.closing == "kill":
-                    await kill_tree(self._ctx, call_id, self._keep_s)
-                    continue
-                if await has_ended(self._calls, call_id):  # a later workflow of that id would be cancelled
+                state = await self._calls.state(call_id)
+                if state.attributes.get(BY) != self._name:  # it has ended, and somebody else has begun its id again
                     self._state.end(call_id, 0)
-                    continue
-                note = encode_note(CancelRequested(f"schedule {self._name} has come to its next tick"))
-                await self._ctx.logbook.append(note, [inbox_tag(call_id)], key=f"flow-close:{call_id}")
+                elif self._state.closing == "kill":
+                    await kill_tree(self._ctx, call_id, self._keep_s, state.life_us)
+                elif state.state in OVER:  # a later workflow of that id would be cancelled
+                    self._state.end(call_id, 0)
+                else:
+                    why = f"schedule {self._name} has come to its next tick"
+                    note = encode_note(CancelRequested(why, life_of(start_of(key))))
+                    await self._ctx.logbook.append(note, [inbox_tag(call_id)], key=f"flow-close:{call_id}")
             except (WrongState, NoSuchInvocation):
                 pass  # it has ended
 
