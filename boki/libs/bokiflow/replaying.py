@@ -37,6 +37,8 @@ _ENTRY_BYTES: Final = 4_096
 """What the record of a continuation needs beside its payload, at most."""
 _KEPT_BYTES: Final = 16
 """What it needs for a message beside its data."""
+_CARRIED_BYTES: Final = 16_384
+"""How much less than a record a logged call with its payload may have."""
 
 
 class Runnable(Protocol):
@@ -240,9 +242,15 @@ def size_of_kept(kept: Sequence[tuple[int, bytes]]) -> int:
 
 
 def most_payload_bytes(logbook: LogBook, history: History | None = None) -> int:
-    """What the record of a continuation holds of its payload, at most; beside the messages that are handed on again."""
+    """What a continuation hands over at most: as much as a start takes, because a fork is one; beside the messages
+    that are handed on again. An earlier version took more: what has done so once may again.
+    """
+    record_bytes = logbook.session.caller.limits.record_bytes
     kept_bytes = 0 if history is None else size_of_kept(history.kept)
-    return logbook.session.caller.limits.record_bytes - _ENTRY_BYTES - kept_bytes
+    most = record_bytes - _ENTRY_BYTES - kept_bytes
+    started = record_bytes - _ENTRY_BYTES - min(_CARRIED_BYTES, record_bytes // 4)
+    continued = history.continued if history is not None else None
+    return most if continued is not None and len(continued.payload.data) > started else min(most, started)
 
 
 def join(body: Body, base: Base) -> None:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from boki.errors import Overloaded
-from boki.protocol.calls import ATTENDS, Call, ChosenId
+from boki.protocol.calls import ATTENDS, Attribute, Call, ChosenId
 from tests.books.calls.call_world import CallWorld, a_call, run, time_passes
 from tests.books.calls.test_suspended_calls import Script, asleep
 
@@ -43,7 +43,7 @@ def test_what_ends_suspended_calls_has_room_where_they_have_none() -> None:
         world.bodies["wait"] = Script(lambda _: asleep(1_000))
         calls = await world.start(max_suspended=2)
 
-        def chosen(number: int, **attributes: str) -> Call:
+        def chosen(number: int, **attributes: Attribute) -> Call:
             return msgspec.structs.replace(a_call(number, "wait"), chosen=ChosenId("s", "fail", attributes=attributes))
 
         for number in (1, 2):

@@ -21,7 +21,7 @@ async def partner(ids: list[str]) -> None:
 
 
 @workflow
-async def chatty() -> str:
+async def chatty(_: object) -> str:
     RUNS["chatty"] += 1
     for _ in range(TICKS):
         await flow.sleep(1)
@@ -31,7 +31,7 @@ async def chatty() -> str:
 @workflow
 async def listener() -> str:
     RUNS["listener"] += 1
-    return str(await flow.call(chatty, id="chatty"))
+    return await flow.call(chatty, None, id="chatty")
 
 
 def test_two_that_wait_for_each_other_do_not_wake_each_other_for_ever() -> None:
@@ -54,7 +54,7 @@ def test_a_call_that_runs_often_wakes_those_who_wait_for_it_a_few_times() -> Non
     RUNS.clear()
 
     async def work(ctx: Any) -> None:
-        await chatty.start(ctx, id="chatty")
+        await chatty.start(ctx, None, id="chatty")
         waiting = await listener.start(ctx)
         await ctx.clock.advance(TICKS + 70)
         assert await waiting.result() == "said all"

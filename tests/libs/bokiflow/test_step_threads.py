@@ -64,7 +64,8 @@ class Full:
 
 def test_work_that_is_refused_does_not_run_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """The executor of the standard library keeps it in its queue, and runs it when it has a thread."""
-    full, threads, ran = Full(monkeypatch), StepThreads(4), []
+    full, threads = Full(monkeypatch), StepThreads(4)
+    ran: list[str] = []
     with pytest.raises(NoThread, match="can't start new thread"):
         threads.submit(ran.append, "refused")
     full.has_room = True

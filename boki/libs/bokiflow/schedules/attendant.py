@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Final, NoReturn
 
-from boki import Context, KeyReused, NoSuchInvocation, WrongState
+from boki import Context, KeyReused, NoSuchInvocation, TooLarge, WrongState
 from boki.extending import OVER, PINNED, Attribute, CallsById, invocation_id_of
 from boki.libs.bokiflow.attending import Attending
 from boki.libs.bokiflow.clocks import clock_of
@@ -107,6 +107,10 @@ class _Attendant:
             await until_answered(start)
         except KeyReused:
             self._ctx.log.error("%s was started by somebody else with another payload: the schedule leaves it", flow_id)
+            self._state.end(call_id, 0)
+            return
+        except TooLarge as error:  # an earlier version has accepted the payload: no error that passes
+            self._ctx.log.error("%s was not started: %s", flow_id, error)
             self._state.end(call_id, 0)
             return
         if (await self._calls.state(call_id)).state in OVER:  # that was before: nothing will tell
