@@ -50,6 +50,8 @@ class JournalWriter:
 
     _kept_bytes = 0
     """Size of the records that wait for the next one, at most."""
+    progress_run: int
+    """The number of the last run that had made progress: see `Entry.progress_run`."""
 
     def __init__(
         self,
@@ -71,7 +73,6 @@ class JournalWriter:
         self._life = life
         self._run = run
         self.progress_run = history.progress_run
-        """The number of the last run that had made progress: see `Entry.progress_run`."""
         self._beats = {(fact.n, fact.details) for entry in history.entries if isinstance(fact := entry.fact, Beat)}
         """What steps had said of how far they had come before this execution."""
         self._base = history.place

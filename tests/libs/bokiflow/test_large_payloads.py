@@ -57,7 +57,7 @@ async def report(text: str) -> None:
 
 
 async def test_what_a_schedule_takes_its_workflows_take() -> None:
-    """Their calls are larger than the one of the schedule: its attendant tried it every two seconds, for ever."""
+    """Their calls are larger than the one of the schedule: its attendant tried it every two seconds, forever."""
     DONE.clear()
     async with boki.testing.context(limits=Limits(record_bytes=RECORD_BYTES)) as ctx:
         for size in SIZES:

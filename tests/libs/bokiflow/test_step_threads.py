@@ -126,8 +126,8 @@ async def news() -> str:
 async def test_a_step_without_a_thread_waits_for_one(
     boki_context: boki.testing.Context, monkeypatch: pytest.MonkeyPatch, body: Any, last: str, status: str
 ) -> None:
-    """Where no thread can be started, it ran unseen later on, and its workflow waited for ever. A step that may run
-    once is on record before it runs, so this run sees to it.
+    """Where no thread can be started, it ran unseen later on, and its workflow waited forever. A step that may run
+    once is on record before it runs, so this run tries again.
     """
     RAN.clear()
     full, threads = Full(monkeypatch), StepThreads(4)
