@@ -13,6 +13,7 @@ from boki import CallCancelled, CorruptData, LogBook, Record, Trimmed
 from boki.extending import OVER, Payload
 from boki.libs.bokiflow.history import History
 from boki.libs.bokiflow.machine import Machine
+from boki.libs.bokiflow.one_round import check_round, of_one_round
 from boki.libs.bokiflow.reads import NotingWay, Reads
 from boki.libs.bokiflow.records import inbox_tag, journal_tag
 from boki.libs.bokiflow.replaying import Runnable, at_the_end, recorded_payload
@@ -96,22 +97,31 @@ async def record(
 
     `code`: a replay of it finds what it reads of stores and of the log, which is recorded, too.
     """
+
+    async def read() -> Recorded:
+        found = await _records(logbook, workflow, flow_id, invocation_id, has_ended=has_ended)
+        history = found.history()
+        begun_with = payload or recorded_payload(history)
+        reads = None if code is None else await _reads(logbook, code, found, history, begun_with)
+        return msgspec.structs.replace(found, payload=begun_with, reads=reads)
+
+    return await of_one_round(read, f"{workflow} {flow_id!r}")
+
+
+async def _records(logbook: LogBook, workflow: str, flow_id: str, invocation_id: str, *, has_ended: bool) -> Recorded:
     journal = _as_recorded(await _read(logbook, journal_tag(invocation_id)))
     inbox = _as_recorded(await _read(logbook, inbox_tag(invocation_id)))
-    found = Recorded(
+    await check_round(logbook, invocation_id, journal[-1].seqnum + 1 if journal else 0)
+    return Recorded(
         workflow=workflow,
         id=flow_id,
         invocation=invocation_id,
         book=logbook.name,
         has_ended=has_ended,
-        payload=payload,
+        payload=None,
         journal=journal,
         inbox=inbox,
     )
-    history = found.history()
-    begun_with = payload or recorded_payload(history)
-    reads = None if code is None else await _reads(logbook, code, found, history, begun_with)
-    return msgspec.structs.replace(found, payload=begun_with, reads=reads)
 
 
 async def _reads(

@@ -17,11 +17,12 @@ from boki import InvalidArgument, LogBook
 from boki.extending import Function, Payload
 from boki.libs.bokiflow.body import BODY, PAYLOAD_MARK, Body
 from boki.libs.bokiflow.history import History
-from boki.libs.bokiflow.inbox import InboxReader, Letter, letter_of, unawaited
+from boki.libs.bokiflow.inbox import Letter, letter_of
 from boki.libs.bokiflow.joins import Base, JoinRecord
 from boki.libs.bokiflow.journal import PAGE_RECORDS
 from boki.libs.bokiflow.keeping import answered
 from boki.libs.bokiflow.machine import Machine
+from boki.libs.bokiflow.one_round import inbox_of, of_one_round
 from boki.libs.bokiflow.records import CODEC, Continued, entry_of, inbox_tag, journal_tag
 from boki.libs.bokiflow.refusals import NoThread
 from boki.libs.bokiflow.state import OpenTransaction
@@ -153,6 +154,13 @@ async def ask_query(
     logbook: LogBook, workflow: Runnable, invocation_id: str, flow_id: str, query: str, payload: Any
 ) -> Any:
     """What a workflow's handler of that query says, by a replay in this process. Nothing else happens."""
+    ask = partial(_ask_round, logbook, workflow, invocation_id, flow_id, query, payload)
+    return await of_one_round(ask, f"{workflow.name} {flow_id!r}")
+
+
+async def _ask_round(
+    logbook: LogBook, workflow: Runnable, invocation_id: str, flow_id: str, query: str, payload: Any
+) -> Any:
     history = await read_history(logbook, journal_tag(invocation_id))
     begun_with = history.continued.payload if history.continued is not None else recorded_payload(history)
     if begun_with is None:
@@ -182,11 +190,10 @@ async def at_the_end(
 ) -> T:
     """What `look` finds where the journal and the inbox end, by a replay in this process. Nothing else happens.
 
-    `way`: what the body reads by; None: one of its own.
+    `way`: what the body reads by; None: one of its own. `RoundOver` if it has continued as new since the history was
+    read.
     """
-    inbox = InboxReader(logbook, inbox_tag(invocation_id), history.cursor, history.taken, unawaited, history.forgotten)
-    inbox.lives = history.lives
-    await inbox.read_to_end()
+    inbox = await inbox_of(logbook, invocation_id, history)
     arguments = Function.of(workflow).arguments(begun_with)
     body = Body(history.scopes(invocation_id), flow_id, logbook.name, workflow.fn, arguments)
     body.most_payload_bytes = most_payload_bytes(logbook, history)

@@ -27,7 +27,7 @@ from boki.libs.bokiflow.branching import (
 )
 from boki.libs.bokiflow.gates.marks import KEY, LIMIT, PRIORITY, gate_id_of
 from boki.libs.bokiflow.history import History, life_of
-from boki.libs.bokiflow.inbox import InboxReader
+from boki.libs.bokiflow.one_round import RoundOver, inbox_of
 from boki.libs.bokiflow.records import Resumed, encode_note, inbox_tag, journal_tag
 from boki.libs.bokiflow.replaying import kept_letters, read_counted, read_history, recorded_payload
 from boki.libs.bokiflow.work import CHILD, child_of
@@ -163,15 +163,13 @@ async def _copy_inbox(
     logbook: LogBook, history: History, branch: Branch, run: str, new_run: str, start: str
 ) -> list[tuple[int, int]]:
     """Copy the messages that the kept part was given: where each stood, and stands now."""
-    inbox = InboxReader(logbook, inbox_tag(run), history.cursor, history.taken, lambda: None, history.forgotten)
-    inbox.lives = history.lives
-    await inbox.read_to_end()
-    heard = {entry.seen for entry in history.entries[: branch.cut] if entry.seen > history.cursor}
-    if not heard.issubset(letter.seqnum for letter in inbox.letters):
+    try:
+        inbox = await inbox_of(logbook, run, history)
+    except RoundOver:
         raise WrongState(
             "the workflow has continued as new, or was trimmed, while it was read: nothing was forked; fork it again",
             state="changed",
-        )
+        ) from None
     letters = letters_for(history, branch, [*kept_letters(history), *inbox.letters])
     requests = history.requests(run)
     moved: list[tuple[int, int]] = []

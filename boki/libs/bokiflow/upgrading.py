@@ -32,6 +32,7 @@ from boki.extending import (
 )
 from boki.libs.bokiflow.beginning import Beginning, Calls, ended_attendant
 from boki.libs.bokiflow.clocks import clock_of
+from boki.libs.bokiflow.one_round import of_one_round
 from boki.libs.bokiflow.records import journal_tag
 from boki.libs.bokiflow.refusals import WorkflowEnded
 from boki.libs.bokiflow.replaying import Runnable, at_the_end, read_history
@@ -95,7 +96,8 @@ async def move(ctx: Context, workflow: Runnable, *, is_dry: bool) -> Payload:
         found = Upgrade(id=chosen.name, workflow=workflow.name, before=before, version=version, is_moved=True)
         if version and version == before:
             return encode_any(msgspec.to_builtins(found), "answer of a mover")
-        diverges = await _divergence(ctx, workflow, state, calls.payload)
+        replay = partial(_divergence, ctx, workflow, state, calls.payload)
+        diverges = await of_one_round(replay, f"{workflow.name} {state.name!r}")
         is_busy = False
         if diverges or is_dry or not version:
             break
