@@ -54,7 +54,7 @@ async def rewind(calls: Calls, logbook: LogBook, call: InvocationState, step: in
     history = await read_counted(logbook, journal_tag(run))
     life = life_of(start) if call.state in OVER else history.life
     branch = branch_at(history, step, run, new_scope(run, life, history.place), is_fork=False)
-    await _check_children(calls, logbook, run, branch.n, None)
+    await _check_children(calls, logbook, run, history, branch.n, None)
     now_us = logbook.session.likely_time_us()
     data = rewound(branch, history=history, writer=WRITER_NAMES.getrandbits(32), life=life, at_us=now_us)
     tag = journal_tag(run)
@@ -95,7 +95,7 @@ async def fork(calls: Calls, logbook: LogBook, call: InvocationState, step: int 
     history = await read_history(logbook, journal_tag(run))
     before = await read_counted(logbook, journal_tag(new_run))
     branch = branch_at(history, step, run, new_scope(new_run, life, before.place), is_fork=True)
-    await _check_children(calls, logbook, run, None, branch.n)
+    await _check_children(calls, logbook, run, history, None, branch.n)
     moved = await _copy_inbox(logbook, history, branch, run, new_run, start)
     journal = copied_journal(
         history,
@@ -135,8 +135,14 @@ async def _check_free(calls: Calls, logbook: LogBook, call: InvocationState, new
         )
 
 
-async def _check_children(calls: Calls, logbook: LogBook, run: str, since: int | None, until: int | None) -> None:
-    """Refuse if a child runs that is to be forgotten (from step `since`), or is another's (before step `until`)."""
+async def _check_children(
+    calls: Calls, logbook: LogBook, run: str, history: History, since: int | None, until: int | None
+) -> None:
+    """Refuse if a child runs that is to be forgotten (from step `since`), or is another's (before step `until`).
+
+    Steps are numbered again in each round and each life. A child of an earlier one was started by none of these steps.
+    """
+    scopes = tuple(f"{scope} " for _, scope in history.scopes(run).parts)
     book = logbook.session.logbook(ends_of(run).book)
     for child_id in await calls_reporting_to(book, run):
         try:
@@ -144,6 +150,8 @@ async def _check_children(calls: Calls, logbook: LogBook, run: str, since: int |
         except NoSuchInvocation:
             continue
         if CHILD not in child.attributes:  # another caller has started it again since
+            continue
+        if child.start and not child.start.startswith(scopes):
             continue
         n, _ = child_of(child.attributes)
         if child.state in OVER or (since is not None and n < since) or (until is not None and n >= until):
