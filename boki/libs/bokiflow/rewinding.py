@@ -30,7 +30,7 @@ from boki.libs.bokiflow.history import History, life_of
 from boki.libs.bokiflow.one_round import RoundOver, inbox_of
 from boki.libs.bokiflow.records import Resumed, encode_note, inbox_tag, journal_tag
 from boki.libs.bokiflow.replaying import kept_letters, read_counted, read_history, recorded_payload
-from boki.libs.bokiflow.work import CHILD, child_of
+from boki.libs.bokiflow.work import CHILD, JOINS, child_of
 from boki.libs.fold.retrying import until_answered, until_decided
 
 WRITER_NAMES: Final = Random()
@@ -49,6 +49,8 @@ async def rewind(calls: Calls, logbook: LogBook, call: InvocationState, step: in
             f"{call.function} {call.name!r} runs ({call.state}): pause it first, or kill it, and rewind it then",
             state=call.state,
         )
+    if call.state in OVER:
+        _check_alone(call, "rewind")
     await logbook.sync()
     start = f"rewind {uuid4().hex}"
     history = await read_counted(logbook, journal_tag(run))
@@ -87,6 +89,7 @@ async def rewind(calls: Calls, logbook: LogBook, call: InvocationState, step: in
 async def fork(calls: Calls, logbook: LogBook, call: InvocationState, step: int | None, new_id: str) -> int:
     """Begin a workflow of a new id with the history of that one up to a step: the number of the step."""
     run = call.id
+    _check_alone(call, "fork")
     new_run = invocation_id_of(call.function, call.book, new_id)
     await logbook.sync()
     await _check_free(calls, logbook, call, new_run, new_id)
@@ -115,6 +118,16 @@ async def fork(calls: Calls, logbook: LogBook, call: InvocationState, step: int 
     again = Beginning(call.function, call.book, new_run, start, new_id, attributes, payload, copies, watcher)
     await calls.begin(again)
     return branch.n
+
+
+def _check_alone(call: InvocationState, what: str) -> None:
+    """Refuse if it has joined the transaction of its parent: what it writes is committed with that, or not at all."""
+    if JOINS in call.attributes:
+        raise WrongState(
+            f"{call.function} {call.name or call.id!r} is a part of the transaction of the workflow that has called it: {what} "
+            "that one, which calls it again",
+            state=call.state,
+        )
 
 
 def _goes_with_fork(attribute: str) -> bool:
