@@ -7,7 +7,9 @@ it and ended after it: they would be forgotten, too, and the user has not named 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import msgspec
@@ -155,8 +157,10 @@ def copied_journal(
 ) -> list[bytes]:
     """The journal of a fork, to stand from that place on. `moved`: where each of the messages stood and stands now."""
     found: list[bytes] = []
+    ordered = sorted(moved)
+    stood, stands = [then for then, _ in ordered], [0, *accumulate((now for _, now in ordered), max)]
     for number, entry in enumerate(history.entries[: branch.cut]):
-        seen = max((now for then, now in moved if then <= entry.seen), default=0)
+        seen = stands[bisect_right(stood, entry.seen)]
         read_at = entry.read_at
         if not number and history.continued is not None:
             read_at = read_at or history.trimmed_to
@@ -171,10 +175,9 @@ def copied_journal(
             stood_at=history.seqnums[number],
         )
         found.append(encode_entry(copy))
-    last_seen = max((now for _, now in moved), default=0)
     fact = Rewound(branch.n, branch.scopes, branch.opens)
     began_us = 0 if keeps_step(history, branch) else at_us
-    found.append(encode_entry(Entry(writer, place, last_seen, at_us, fact, began_us, life)))
+    found.append(encode_entry(Entry(writer, place, stands[-1], at_us, fact, began_us, life)))
     return found
 
 

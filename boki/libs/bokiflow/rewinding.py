@@ -124,8 +124,8 @@ def _check_alone(call: InvocationState, what: str) -> None:
     """Refuse if it has joined the transaction of its parent: what it writes is committed with that, or not at all."""
     if JOINS in call.attributes:
         raise WrongState(
-            f"{call.function} {call.name or call.id!r} is a part of the transaction of the workflow that has called it: {what} "
-            "that one, which calls it again",
+            f"{call.function} {call.name or call.id!r} is a part of the transaction of the workflow that has "
+            f"called it: {what} that one, which calls it again",
             state=call.state,
         )
 

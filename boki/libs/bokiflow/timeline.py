@@ -6,6 +6,7 @@ ended is a span up to now, as far as the journal knows of it.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from typing import Any, Final, Literal, assert_never
 
@@ -95,6 +96,7 @@ class Timeline:
         self._last_us = began_us
         self._ended: list[Span] = []
         self._open: dict[int, Span] = {}
+        self._begun = _Begun()
 
     def add(self, entry: Entry) -> Span | None:
         """Take in the next record of the journal; the span that it is about, if there is one."""
@@ -107,6 +109,7 @@ class Timeline:
                 self._open[span.n] = span
             else:
                 self._ended.append(span)
+                self._begun.add(span.n, span.from_us)
         self._last_us = entry.at_us
         return span
 
@@ -120,7 +123,7 @@ class Timeline:
             case Done():
                 return _of_done(fact, self._last_us, at_us)
             case Fired():
-                began_us = min(self._last_us, at_us, *(span.from_us for span in self._ended if span.n > fact.n))
+                began_us = min(self._last_us, at_us, self._begun.first_us(fact.n, at_us))
                 return Span(kind="timer", name="timer", n=fact.n, from_us=began_us, until_us=at_us)
             case Marked():
                 value = shortly(fact.value)
@@ -159,6 +162,28 @@ class Timeline:
             kind="step", name=f"step {n}", n=n, state="open", from_us=self._last_us, until_us=at_us
         )
         return msgspec.structs.replace(span, until_us=at_us, **fields)
+
+
+class _Begun:
+    """When commands began that have ended, as far as no later command began as early: by number, and so by time."""
+
+    def __init__(self) -> None:
+        self._numbers: list[int] = []
+        self._times_us: list[int] = []
+
+    def add(self, n: int, from_us: int) -> None:
+        """Command `n` has ended, which began then."""
+        end = bisect_left(self._numbers, n)
+        if end < len(self._numbers) and self._times_us[end] <= from_us:
+            return
+        start = bisect_left(self._times_us, from_us, hi=end)
+        stop = end + (end < len(self._numbers) and self._numbers[end] == n)
+        self._numbers[start:stop], self._times_us[start:stop] = [n], [from_us]
+
+    def first_us(self, n: int, default: int) -> int:
+        """When the first command with a higher number began."""
+        place = bisect_right(self._numbers, n)
+        return self._times_us[place] if place < len(self._numbers) else default
 
 
 _BEHIND: Final = 1 << 62

@@ -11,7 +11,6 @@ from boki import WrongState
 from boki.libs.bokiflow import Handle, flow, step, workflow
 from boki.libs.bokistore import Store
 
-
 RUNS: dict[str, str] = {}
 """The ids of the children: they have none that was chosen."""
 
