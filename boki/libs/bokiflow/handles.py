@@ -312,7 +312,7 @@ class Handle(Generic[R]):
         """
         new_id = uuid4().hex if id is None else check_key(id, "id", MAX_ID_CHARS)
         state = await self._state()
-        await fork(self._calls, self._logbook, state, step, new_id)
+        await fork(self._calls, self._logbook, state, step, new_id, is_named=id is not None)
         run = invocation_id_of(state.function, state.book, new_id)
         return Handle(self.workflow, new_id, run, self._calls, self._logbook, self._decode, self._code)
 

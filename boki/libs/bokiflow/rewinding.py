@@ -1,42 +1,32 @@
 """Rewinds a workflow to a step, and forks one: acts for `Handle.rewind` and `Handle.fork`.
 
 Both write a journal before the workflow runs, under the condition that nothing else was written meanwhile. A rewind is
-one record. A fork is a copy of what is kept, the messages included. If whoever does it is lost in between, the workflow
-has not begun, and the same may be asked for again.
+one record. A fork is a copy of what is kept, the messages included: see `boki.libs.bokiflow.copying`. If whoever does
+it is lost in between, the workflow has not begun, and the same may be asked for again.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from random import Random
 from typing import Final
 from uuid import uuid4
 
-from boki import AlreadyExists, ConditionFailed, Expect, LogBook, NoSuchInvocation, WrongState
+from boki import AlreadyExists, BokiError, ConditionFailed, Expect, LogBook, NoSuchInvocation, WrongState
 from boki.extending import OVER, PINNED, InvocationState, calls_reporting_to, ends_of, invocation_id_of
 from boki.libs.bokiflow.beginning import Beginning, Calls
-from boki.libs.bokiflow.branching import (
-    Branch,
-    branch_at,
-    copied_journal,
-    copied_letter,
-    keeps_step,
-    letters_for,
-    new_scope,
-    rewound,
-)
+from boki.libs.bokiflow.branching import branch_at, keeps_step, new_scope, rewound
+from boki.libs.bokiflow.copying import copy_history, drop_copies, planned
 from boki.libs.bokiflow.gates.marks import KEY, LIMIT, PRIORITY, gate_id_of
 from boki.libs.bokiflow.history import History, life_of
-from boki.libs.bokiflow.one_round import RoundOver, inbox_of
 from boki.libs.bokiflow.records import Resumed, encode_note, inbox_tag, journal_tag
-from boki.libs.bokiflow.replaying import kept_letters, read_counted, read_history, recorded_payload
+from boki.libs.bokiflow.replaying import read_counted, read_history, recorded_payload
 from boki.libs.bokiflow.work import CHILD, JOINS, child_of
-from boki.libs.fold.retrying import until_answered, until_decided
+from boki.libs.fold.retrying import until_decided
 
 WRITER_NAMES: Final = Random()
-"""Draws the numbers by which rewinds and forks sign their records."""
-_AT_ONCE: Final = 100
-_AT_ONCE_BYTES: Final = 1 << 18
+"""Draws the numbers by which rewinds sign their records."""
 FORKED_FROM: Final = "boki:forked_from"
 """The attribute that names the id which a workflow was forked from."""
 
@@ -86,38 +76,37 @@ async def rewind(calls: Calls, logbook: LogBook, call: InvocationState, step: in
     return branch.n
 
 
-async def fork(calls: Calls, logbook: LogBook, call: InvocationState, step: int | None, new_id: str) -> int:
-    """Begin a workflow of a new id with the history of that one up to a step: the number of the step."""
+async def fork(
+    calls: Calls, logbook: LogBook, call: InvocationState, step: int | None, new_id: str, *, is_named: bool = True
+) -> int:
+    """Begin a workflow of a new id with the history of that one up to a step: the number of the step.
+
+    `is_named`: whoever asks knows the id, and may ask for the same again.
+    """
     run = call.id
     _check_alone(call, "fork")
     new_run = invocation_id_of(call.function, call.book, new_id)
     await logbook.sync()
-    await _check_free(calls, logbook, call, new_run, new_id)
-    start = f"fork {uuid4().hex}"
-    life = life_of(start)
+    with suppress(NoSuchInvocation):
+        raise _in_use(call, new_run, new_id, f"it is {(await calls.state(new_run)).state}")
     history = await read_history(logbook, journal_tag(run))
-    before = await read_counted(logbook, journal_tag(new_run))
-    branch = branch_at(history, step, run, new_scope(new_run, life, before.place), is_fork=True)
-    await _check_children(calls, logbook, run, history, None, branch.n)
-    moved = await _copy_inbox(logbook, history, branch, run, new_run, start)
-    journal = copied_journal(
-        history,
-        branch,
-        moved,
-        writer=WRITER_NAMES.getrandbits(32),
-        place=before.place,
-        life=life,
-        at_us=logbook.session.likely_time_us(),
-    )
-    await _write(logbook, journal_tag(new_run), before.place, journal)
+    made = await planned(logbook, history, step, run, new_run)
+    await _check_children(calls, logbook, run, history, None, made.branch.n)
+    await copy_history(logbook, history, made, _in_use(call, new_run, new_id, "messages were sent to that id"))
     payload = history.continued.payload if history.continued is not None else recorded_payload(history)
     attributes = {name: value for name, value in call.attributes.items() if _goes_with_fork(name)}
     attributes |= {FORKED_FROM: call.name, PINNED: 0}
     copies = "" if payload is not None else run
-    watcher = "" if keeps_step(history, branch) else gate_id_of(call.function, call.book)
-    again = Beginning(call.function, call.book, new_run, start, new_id, attributes, payload, copies, watcher)
-    await calls.begin(again)
-    return branch.n
+    watcher = "" if keeps_step(history, made.branch) else gate_id_of(call.function, call.book)
+    again = Beginning(call.function, call.book, new_run, made.start, new_id, attributes, payload, copies, watcher)
+    try:
+        await calls.begin(again)
+    except BokiError as error:
+        if not is_named and error.outcome == "not_applied":
+            with suppress(BokiError):
+                await drop_copies(logbook, made)
+        raise
+    return made.branch.n
 
 
 def _check_alone(call: InvocationState, what: str) -> None:
@@ -135,17 +124,10 @@ def _goes_with_fork(attribute: str) -> bool:
     return not attribute.startswith("boki:") or attribute in (LIMIT, KEY, PRIORITY)
 
 
-async def _check_free(calls: Calls, logbook: LogBook, call: InvocationState, new_run: str, new_id: str) -> None:
-    try:
-        known = await calls.state(new_run)
-    except NoSuchInvocation:
-        what = "messages were sent to that id"
-    else:
-        what = f"it is {known.state}"
-    if what.startswith("it") or await logbook.check_tail(inbox_tag(new_run)) is not None:
-        raise AlreadyExists(
-            f"{call.function} {new_id!r} is in use ({what}): fork to an id that is free", invocation=new_run
-        )
+def _in_use(call: InvocationState, new_run: str, new_id: str, why: str) -> AlreadyExists:
+    return AlreadyExists(
+        f"{call.function} {new_id!r} is in use ({why}): fork to an id that is free", invocation=new_run
+    )
 
 
 async def _check_children(
@@ -178,45 +160,3 @@ async def _check_children(
             f"{what}, and reports to the workflow that is forked: wait for its end, or fork at step {n}",
             invocation=child_id,
         )
-
-
-async def _copy_inbox(
-    logbook: LogBook, history: History, branch: Branch, run: str, new_run: str, start: str
-) -> list[tuple[int, int]]:
-    """Copy the messages that the kept part was given: where each stood, and stands now."""
-    try:
-        inbox = await inbox_of(logbook, run, history)
-    except RoundOver:
-        raise WrongState(
-            "the workflow has continued as new, or was trimmed, while it was read: nothing was forked; fork it again",
-            state="changed",
-        ) from None
-    letters = letters_for(history, branch, [*kept_letters(history), *inbox.letters])
-    requests = history.requests(run)
-    moved: list[tuple[int, int]] = []
-    for some in _groups([copied_letter(letter, requests) for letter in letters]):
-        records = [(data, [inbox_tag(new_run)]) for data in some]
-        append = partial(logbook.append_many, records, key=f"{start} {len(moved)}")
-        seqnums = await until_answered(append, "a copy of messages")
-        moved += zip((letter.seqnum for letter in letters[len(moved) :]), seqnums, strict=False)
-    return moved
-
-
-async def _write(logbook: LogBook, tag: str, place: int, records: list[bytes]) -> None:
-    for some in _groups(records):
-        append = partial(logbook.append_many, [(data, [tag]) for data in some], when=Expect(tag, count=place))
-        await until_decided(append, "a copy of a journal")
-        place += len(some)
-
-
-def _groups(records: list[bytes]) -> list[list[bytes]]:
-    """The records in groups that one append takes."""
-    found: list[list[bytes]] = []
-    size = 0
-    for data in records:
-        if not found or len(found[-1]) == _AT_ONCE or size + len(data) > _AT_ONCE_BYTES:
-            found.append([])
-            size = 0
-        found[-1].append(data)
-        size += len(data)
-    return found

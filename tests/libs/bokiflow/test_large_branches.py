@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Any
 
@@ -67,7 +67,7 @@ def test_a_fork_of_many_records_and_messages_walks_through_the_messages_once() -
     assert moved.walks <= 2
 
 
-def _spans(facts: list[tuple[Fact, int]], timeline: Timeline) -> list[Span]:
+def _spans(facts: Sequence[tuple[Fact, int]], timeline: Timeline) -> list[Span]:
     found = [timeline.add(Entry(1, 0, 0, at_us, fact)) for fact, at_us in facts]
     return [span for span in found if span is not None]
 

@@ -32,7 +32,7 @@ async def rounds(number: int) -> str:
     if number < 3:
         await flow.receive("on")
         return flow.continue_as_new(number + 1)
-    return await flow.receive("word")
+    return str(await flow.receive("word"))
 
 
 async def _paused_in(ctx: boki.testing.Context, number: int) -> Handle[str]:
