@@ -51,6 +51,7 @@ from boki.libs.bokiqueue.messages import (
 from boki.libs.bokiqueue.operating import KnownSettings, length, next_expiry_us
 from boki.libs.bokiqueue.records import Done, Push, Settings, belongs, sound
 from boki.libs.bokiqueue.sessions import NEVER_US
+from boki.libs.bokiqueue.stored import record_at
 from boki.libs.fold import outbox
 from boki.libs.fold.arguments import check_count, of_append
 from boki.libs.fold.registry import Tasks
@@ -375,7 +376,7 @@ async def _commit(
                 is_strange = tail is not None and not _is_fence(tail, queue, shared.shards)
                 stranger = tail.seqnum if tail is not None and is_strange else 0
             continue
-        if await _whose(logbook, seqnums[0]) != by:
+        if await _whose(logbook, records.stream_tag(queue, shard), seqnums[0]) != by:
             # another block has committed under this lease, and so under this key
             raise leases_lost(message.queue, [message.receipt], 1)
         message.is_settled = True
@@ -389,10 +390,10 @@ def _is_fence(record: Record, queue: str, shards: int) -> bool:
     return kind is not None and records.ends_leases(kind) and belongs(kind, record.tags, queue, shards)
 
 
-async def _whose(logbook: LogBook, seqnum: int) -> bytes:
+async def _whose(logbook: LogBook, tag: str, seqnum: int) -> bytes:
     """The block whose effects were appended there."""
     try:
-        done = sound(await logbook.get(seqnum))
+        done = sound(await record_at(logbook, tag, seqnum))
     except BokiError as error:
         raise uncertain(error) from error
     return done.by if isinstance(done, Done) else b""

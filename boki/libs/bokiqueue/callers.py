@@ -39,6 +39,7 @@ from boki.libs.bokiqueue import records
 from boki.libs.bokiqueue.groups import BACK, PARKED, WAITING, Delivery, Group
 from boki.libs.bokiqueue.records import LOST, Carry, Push, sound
 from boki.libs.bokiqueue.state import ShardState
+from boki.libs.bokiqueue.stored import record_at
 from boki.libs.fold.clock import LogClock, Moment
 from boki.libs.fold.follower import LONG_WAIT_S
 
@@ -343,19 +344,22 @@ class Bodies:
         return body if isinstance(body, tuple) else None
 
     async def fetch(
-        self, logbook: LogBook, deliveries: Iterable[Delivery], most_bytes: int | None = None
+        self, logbook: LogBook, taken: Iterable[tuple[str, Delivery]], most_bytes: int | None = None
     ) -> list[Body | Lost]:
-        """(form, body) of each; read from the log where they are not here. What is gone permanently comes as the error.
+        """(form, body) of each, by the tag of its stream; read from the log where they are not here. What is gone
+        permanently comes as the error.
 
         With `most_bytes` of the first of them only, as many as have this many bytes together; of one at least.
         """
-        places = [one.spot.place for one in deliveries]
+        taken = list(taken)
+        places = [one.spot.place for _, one in taken]
+        tags = {one.spot.place[0]: tag for tag, one in taken}
         kinds: dict[int, Push | Carry | Lost] = {one: self._kept[one].kind for one, _ in places if one in self._kept}
         found: list[Body | Lost] = []
         size = 0
         for some in records.runs(places, lambda _: 0, 0, READ_TOGETHER):
             missing = list(dict.fromkeys(seqnum for seqnum, _ in some if seqnum not in kinds))
-            read = await asyncio.gather(*(_read(logbook, seqnum) for seqnum in missing))
+            read = await asyncio.gather(*(_read(logbook, tags[seqnum], seqnum) for seqnum in missing))
             kinds.update(zip(missing, read, strict=True))
             for seqnum, index in some:
                 body = _body(kinds[seqnum], seqnum, index)
@@ -376,9 +380,9 @@ def _body(kind: Push | Carry | Lost, seqnum: int, index: int) -> Body | Lost:
     return (form, kind.bodies[index]) if form != LOST else CorruptData("it was lost before it was carried")
 
 
-async def _read(logbook: LogBook, seqnum: int) -> Push | Carry | Lost:
+async def _read(logbook: LogBook, tag: str, seqnum: int) -> Push | Carry | Lost:
     try:
-        kind = sound(await logbook.get(seqnum))
+        kind = sound(await record_at(logbook, tag, seqnum))
     except (NotFound, Trimmed, CorruptData) as error:
         return error
     if not isinstance(kind, Push | Carry):

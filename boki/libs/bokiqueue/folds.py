@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final, TypeVar
 
 import msgspec
@@ -379,18 +380,19 @@ class Folds:
         newest records say that it stands: another process may have carried it, and trimmed.
         """
         taken = list(taken)
-        bodies = await self._bodies.fetch(logbook, [one for _, one in taken], most_bytes)
+        tag = partial(records.stream_tag, self._queue)
+        bodies = await self._bodies.fetch(logbook, [(tag(shard), one) for shard, one in taken], most_bytes)
         while lost := [at for at, body in enumerate(bodies) if isinstance(body, Lost)]:
             await logbook.sync()
             await self._follower.catch_up(logbook)
             there = {shard: self._lines[shard].state.lingering() for shard in {taken[at][0] for at in lost}}
-            moved: dict[int, Delivery] = {}
+            moved: dict[int, tuple[str, Delivery]] = {}
             for at in lost:
                 shard, one = taken[at]
                 spot = there[shard].get(one.spot.pos)
                 if spot is not None and spot.seqnum == one.spot.seqnum and spot.place != one.spot.place:
-                    moved[at] = msgspec.structs.replace(one, spot=spot)
-                    taken[at] = shard, moved[at]
+                    taken[at] = shard, msgspec.structs.replace(one, spot=spot)
+                    moved[at] = tag(shard), taken[at][1]
             if not moved:
                 break
             for at, body in zip(moved, await self._bodies.fetch(logbook, moved.values()), strict=True):

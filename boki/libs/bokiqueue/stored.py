@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from boki import LogBook, Record
+from boki import LogBook, Record, Trimmed
 from boki.libs.bokiqueue import records
 from boki.libs.bokiqueue.groups import Segment
 from boki.libs.bokiqueue.records import Push, Saved, Settings, Setup, belongs, sound
@@ -12,6 +12,19 @@ from boki.libs.bokiqueue.state import ShardState, sound_snapshot
 from boki.libs.fold.checkpoints import Checkpoints, End, Part
 from boki.libs.fold.follower import PAGE_RECORDS
 from boki.libs.fold.steps import run
+
+
+async def record_at(logbook: LogBook, tag: str, seqnum: int) -> Record:
+    """The record with that seqnum, which stands under a system tag. A trim or a retention of the whole book leaves it to
+    that tag alone: a lookup by seqnum says `Trimmed` then, and only the tag knows whether it is gone.
+    """
+    try:
+        return await logbook.get(seqnum)
+    except Trimmed:
+        page = await logbook.read(tag, start=seqnum, stop=seqnum + 1, limit=1)
+        if not page.records:
+            raise
+        return page.records[0]
 
 
 async def history(

@@ -171,9 +171,9 @@ async def test_what_lingers_is_carried_at_a_cost_in_proportion(monkeypatch: pyte
     carried: list[int] = []
     fetch = Bodies.fetch
 
-    async def noting(self: Bodies, logbook: LogBook, deliveries: list[Delivery], *rest: int) -> list[Any]:
-        found: list[Any] = await fetch(self, logbook, deliveries, *rest)
-        if not any(one.token for one in deliveries):  # nobody took them: they are read to be carried
+    async def noting(self: Bodies, logbook: LogBook, taken: list[tuple[str, Delivery]], *rest: int) -> list[Any]:
+        found: list[Any] = await fetch(self, logbook, taken, *rest)
+        if not any(one.token for _, one in taken):  # nobody took them: they are read to be carried
             carried.append(sum(len(body) for _, body in found))
         return found
 
