@@ -281,8 +281,8 @@ class Folds:
         data = msgspec.msgpack.encode(state.snapshot())  # now: the state continues at the next await
         covers, checkpoints = state.at, checkpoints_of(self._queue, line.shard, line.saved_bytes)
         try:
-            if self._is_worth_carrying(line, floor, fed_bytes):
-                await self._carry(logbook, line)
+            if self._is_worth_carrying(line, old := _old_spots(line), fed_bytes):
+                await self._carry(logbook, line, old)
             end = await run(checkpoints.save(data, covers, floor, self._tags(line.shard)), logbook)
             if end is not None:
                 self._mine[line.shard] = end
@@ -331,19 +331,20 @@ class Folds:
 
     # Messages that linger
 
-    def _is_worth_carrying(self, line: Line, floor: int, fed_bytes: int) -> bool:
-        """Whether the stream between what lingers and what is new is long enough to be worth a copy."""
-        marks = line.state.marks
-        if not marks or floor >= marks[-1][1] or not (old := _old_spots(line)):
+    def _is_worth_carrying(self, line: Line, old: list[list[Spot]], fed_bytes: int) -> bool:
+        """Whether the stream that lies between these and what cannot be trimmed is long enough to be worth a copy."""
+        if not old:
             return False
-        before = next(bytes_before for _, seqnum, bytes_before in marks if seqnum >= floor)
-        between = marks[-1][2] + line.saved_bytes - before
+        first, stop = old[0][0].place[0], line.state.fixed_floor(line.state.time_us)
+        between = max(
+            0, _bytes_below(line, stop) - next(below for _, seqnum, below in line.state.marks if seqnum > first)
+        )
         return max(between, fed_bytes) >= max(SAVE_BYTES, CARRY_WORTH * sum(map(_size_bytes, old)))
 
-    async def _carry(self, logbook: LogBook, line: Line) -> None:
-        """Append messages again that stand before the last checkpoint."""
+    async def _carry(self, logbook: LogBook, line: Line, old: list[list[Spot]]) -> None:
+        """Append these messages again."""
         self._carried_at[line.shard] = self._feed_bytes
-        for some in records.runs(_old_spots(line), _size_bytes, CARRY_BYTES, CARRY_RECORDS):
+        for some in records.runs(old, _size_bytes, CARRY_BYTES, CARRY_RECORDS):
             spots = [spot for of_record in some for spot in of_record]
             bodies = await self.fetch(logbook, [(line.shard, Delivery(spot, 0, 0, 0)) for spot in spots])
             read = [(spot, body) for spot, body in zip(spots, bodies, strict=True) if isinstance(body, tuple)]
@@ -408,13 +409,24 @@ def _detached(logbook: LogBook) -> LogBook:
 
 
 def _old_spots(line: Line) -> list[list[Spot]]:
-    """What lingers before the last checkpoint, by the record where it stands."""
-    newest = line.state.marks[-1][1]
+    """What lingers before the last checkpoint, by the record where it stands, and alone keeps a trim from passing it.
+    Else copies would be copied again with every checkpoint while a backlog or the retention holds the floor.
+    """
+    state = line.state
+    newest = min(state.marks[-1][1], state.fixed_floor(state.time_us)) if state.marks else 0
     found: dict[int, list[Spot]] = {}
     for spot in sorted(line.state.lingering().values(), key=lambda spot: spot.place):
         if spot.place[0] < newest:
             found.setdefault(spot.place[0], []).append(spot)
     return list(found.values())
+
+
+def _bytes_below(line: Line, seqnum: int) -> int:
+    """How much of the stream lies below that record, at least, as far as marks tell."""
+    marks = line.state.marks
+    if seqnum > line.state.at:
+        return marks[-1][2] + line.saved_bytes
+    return max((below for _, at, below in marks if at <= seqnum), default=0)
 
 
 def _size_bytes(spots: list[Spot]) -> int:

@@ -425,7 +425,11 @@ class ShardState:
     def needed_floor(self, time_us: int) -> int:
         """The first record that is still needed."""
         spots = [*self.lingering().values(), *(one.spot for one in self.takers.deliveries())]
-        floor = min([self._resume()[0], *(spot.place[0] for spot in spots)])
+        return min([self.fixed_floor(time_us), *(spot.place[0] for spot in spots)])
+
+    def fixed_floor(self, time_us: int) -> int:
+        """The first record that is needed for what is untouched or retained: carrying moves the floor no further."""
+        floor = self._resume()[0]
         if self.settings.retain_us:
             kept = [seqnum for mark_us, seqnum, _ in self.marks if mark_us <= time_us - self.settings.retain_us]
             floor = min(floor, kept[-1] if kept else self.floor)

@@ -15,8 +15,8 @@ from boki.libs.fold.steps import run
 
 
 async def record_at(logbook: LogBook, tag: str, seqnum: int) -> Record:
-    """The record with that seqnum, which stands under a system tag. A trim or a retention of the whole book leaves it to
-    that tag alone: a lookup by seqnum says `Trimmed` then, and only the tag knows whether it is gone.
+    """The record with that seqnum, which stands under a system tag. A trim or a retention of the whole book leaves it
+    to that tag alone: a lookup by seqnum says `Trimmed` then, and only the tag knows whether it is gone.
     """
     try:
         return await logbook.get(seqnum)

@@ -232,3 +232,35 @@ async def test_messages_that_expire_take_no_space_though_nobody_takes_any(
     assert (await late.stats()).depth == 5
     messages = [message.value for _ in range(2 * shards) for message in await late.pop_many(10)]
     assert sorted(messages) == [155, 156, 157, 158, 159]
+
+
+@pytest.mark.parametrize("holds", ["retention", "slow group", "backlog"])
+@asynchronous
+async def test_messages_that_linger_are_not_carried_while_something_else_holds_the_floor(
+    holds: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No copy would let anything be trimmed: the stream grew by all of them with each checkpoint, without bound."""
+    monkeypatch.setattr(folds, "SAVE_RECORDS", 20)
+    monkeypatch.setattr(folds, "SAVE_BYTES", 8_000)
+    port = MemoryPort()
+    queue: Queue[str] = Queue(Process(port).logbook(), "q")
+    await queue.create(retain_s=365 * 24 * 3600 if holds == "retention" else 0)
+    if holds == "slow group":
+        await queue.create_group("slow")
+    for _ in range(10):
+        await queue.push("later", delay_s=30 * 24 * 3600)
+    for _ in range(100 if holds == "backlog" else 0):
+        await queue.push("y" * 1_000)
+    for _ in range(10):
+        for _ in range(15):
+            await queue.push("x" * 1_000)
+            if holds != "backlog":
+                assert await queue.pop() is not None
+        if holds == "backlog":
+            assert await queue.pop() is not None
+        await queues_of(queue.logbook).come_to_rest(20)
+        await port.clock.advance(20 * 60)
+    page = await queue.logbook.read("!q:q:0", limit=10_000)
+    kinds = [type(records.sound(record)) for record in page.records]
+    assert kinds.count(records.Saved) >= 5
+    assert kinds.count(records.Carry) <= 1
