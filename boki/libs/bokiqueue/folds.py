@@ -85,7 +85,7 @@ class Folds:
         self._follower, self._bodies = follower, bodies
         self._tasks, self._save_records = tasks, save_records
         self.forgotten: list[Line] = []
-        """Shards whose checkpoint does not say any more what the act came to that is on its way."""
+        """Shards of which nothing that is read says any more what the act came to that is on its way."""
         self.settings_at = 0
         """Seqnum of the newest settings record that this process knows."""
         self._steps = 0
@@ -142,6 +142,9 @@ class Folds:
             else:
                 self._passed(record)
                 self._apply(logbook, self._lines[kind.shard], record, kind)
+        for line in self._lines:
+            line.gone_below = max(line.gone_below, page.first_seqnum)
+        self.forgotten = [line for line in self._lines if line.is_act_forgotten]
         return True
 
     async def _check_settings(self, logbook: LogBook, seqnum: int, page_stop: int) -> None:

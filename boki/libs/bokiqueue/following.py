@@ -318,8 +318,7 @@ class Following:
             if some and (error is not None or self._has_no_room(kind)):
                 for want in some:
                     finish(want, None, error)
-        acts = [line.outstanding for line in self.lines if line.outstanding is not None]
-        self.wants.finish_late({kind for act in acts for kind in act.kinds})
+        self.wants.finish_late({kind for line in self.lines if line.outstanding for kind in line.outstanding.kinds})
 
     def _tidy_in_time(self, logbook: LogBook) -> float:
         """How long until the next look at what no caller wants."""
@@ -376,6 +375,8 @@ class Following:
             self.follower.end(error)
             self._fail(error)
             return True
+        for line in self.folds.forgotten:
+            self._forget(logbook, line)
         self.bodies.let_go([line.state for line in self.lines])
         if any(line.asked for line in self.lines):
             self._start_soon(logbook)  # what no caller was there to take goes back
@@ -447,7 +448,7 @@ class Following:
     def _forget(self, logbook: LogBook, line: Line) -> None:
         """The fold has passed the act that is on its way, and does not know its outcome: none comes."""
         if line.outstanding is not None and line.outstanding.has_outcome:
-            why = "this process was silent for too long, or others were given too much since"
+            why = "this process was silent for too long, others were given too much since, or its book was deleted"
             text = f"the outcome of a command of queue {self.queue!r} is forgotten: {why}"
             self._refuse(logbook, line, line.outstanding, BokiError(text, outcome="unknown"))
         line.outstanding = None

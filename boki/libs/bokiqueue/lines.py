@@ -122,6 +122,8 @@ class Line:
         self.state = ShardState(shard)
         self.resume = 0
         """The fold began with this record."""
+        self.gone_below = 0
+        """No record of the stream below this is read any more."""
         self.turn = crc32(taker + bytes((shard,)))
         """Where this process stands first, if all shards are alike: each process in another order."""
         self.asked: list[Asked] = []
@@ -167,8 +169,11 @@ class Line:
 
     @property
     def is_act_forgotten(self) -> bool:
-        """Whether the fold has passed the act that is on its way: its outcome, still unknown here, does not come."""
-        return self.outstanding is not None and 0 < self.outstanding.seqnum <= self.state.at
+        """Whether the fold has passed the act that is on its way, or the book was deleted behind it: its outcome, still
+        unknown here, does not come.
+        """
+        passed = max(self.state.at, self.gone_below - 1)
+        return self.outstanding is not None and 0 < self.outstanding.seqnum <= passed
 
     def is_pausing(self, clock: LogClock) -> bool:
         """Whether an act of this shard was refused a moment ago: the log is busy, or gone."""

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
+from boki import BokiError
 from boki.libs.bokiqueue import LeaseLost, NoSuchQueue, Queue, operating
+from boki.libs.bokiqueue.following import Queues
+from boki.log.operations import Answer, Append, Operation, Read
 from boki.testing.memory_port import MemoryPort
 from tests.libs.bokiqueue.running import asynchronous
 from tests.libs.bokiqueue.test_crashes import Process, drain
@@ -136,3 +139,54 @@ async def test_a_block_whose_own_queue_is_no_more_commits_nothing() -> None:
                 if is_anew:
                     await handle(port).create()
         assert not (await Process(port).logbook().read("e")).records
+
+
+class Held(Process):
+    """A process whose reads, and the answers of whose appends, are held until the events are set."""
+
+    def __init__(self, port: MemoryPort) -> None:
+        super().__init__(port)
+        self.has_appended, self.may_read, self.may_hear = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.may_read.set()
+        self.may_hear.set()
+
+    async def request(self, operation: Operation, positions: Any, timeout_s: float) -> Answer:
+        if isinstance(operation, Read):
+            await self.may_read.wait()
+        answer = await super().request(operation, positions, timeout_s)
+        if isinstance(operation, Append):
+            self.has_appended.set()
+            await self.may_hear.wait()
+        return answer
+
+
+@pytest.mark.parametrize("is_answer_late", [False, True])
+@asynchronous
+async def test_a_command_behind_which_the_book_is_deleted_is_given_up(is_answer_late: bool) -> None:
+    """Its caller hears that the outcome is unknown. It waited for good, and so did all that came after it."""
+    port = MemoryPort()
+    process = Held(port)
+    queue: Queue[Any] = Queue(process.logbook(), "q")
+    await queue.push(1)
+    message = await queue.lease(60)
+    assert message is not None
+    await process.access.shared(Queues).come_to_rest(5)
+    process.has_appended.clear()
+    process.may_read.clear()
+    if is_answer_late:
+        process.may_hear.clear()
+    acking = asyncio.ensure_future(queue.ack(message))
+    await process.has_appended.wait()
+    await asyncio.sleep(0)
+    await Process(port).logbook().delete()
+    process.may_read.set()
+    for _ in range(50):
+        await asyncio.sleep(0)
+    process.may_hear.set()
+    with pytest.raises(BokiError) as error:
+        await asyncio.wait_for(acking, 5)
+    assert error.value.outcome == "unknown"
+    await handle(port).push(2)
+    popped = await asyncio.wait_for(queue.pop(wait_s=3_600), 5)
+    assert popped is not None
+    assert popped.value == 2
