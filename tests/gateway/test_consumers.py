@@ -19,6 +19,7 @@ from boki.libs.bokiqueue import Message, Queue
 from boki.libs.bokiqueue.consuming import Consumption
 from boki.libs.bokiqueue.face import consumers
 from boki.libs.bokiqueue.face.consumers import MAX_EXCUSES
+from boki.log.limits import DEFAULT_LIMITS
 from boki.log.metalog import Positions
 from boki.log.operations import Answer, Failure, Operation, Read
 from boki.protocol.calls import Call, FunctionInfo, Outcome, Payload
@@ -170,6 +171,27 @@ def test_a_message_that_was_lost_takes_no_others_along(monkeypatch: pytest.Monke
             assert [call.payload.data for call in backend.started[1:]] == [b"[1]", b"[3]"]
             group = await group_of(http)
             assert (group["done"], group["depth"], group["in_flight"]) == (3, 0, 0)
+
+    run(scenario())
+
+
+def test_a_batch_that_is_too_large_for_a_call_is_called_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call with all of it is refused: that counted as a delivery, and the last one made dead letters of all."""
+    monkeypatch.setattr(consumers, "LOOK_S", 0.001)
+    texts = [f"{number}" * 600_000 for number in range(10)]
+
+    async def scenario() -> None:
+        async with serving(FakeBackend()) as (_, backend, http):
+            for text in texts:
+                await push_many(http, text)
+            await set_up(http, 1)
+            backend.functions = {"take": info_of("take", Consumption(queue="q", batch=10))}
+            await backend.until(lambda: len(backend.started) == 2)
+            await backend.until_waiting()
+            assert (await group_of(http))["done"] == 10
+            payloads = [call.payload.data for call in backend.started]
+            assert [text for data in payloads for text in msgspec.json.decode(data)] == texts
+            assert max(map(len, payloads)) <= DEFAULT_LIMITS.request_bytes
 
     run(scenario())
 

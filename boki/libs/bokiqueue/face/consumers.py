@@ -32,7 +32,7 @@ from boki.libs.bokiqueue import LeaseLost, Message, Queue
 from boki.libs.bokiqueue.consuming import LIBRARY, Consumption, consumption_of
 from boki.libs.bokiqueue.following import Queues
 from boki.libs.bokiqueue.messages import ENCODINGS
-from boki.libs.bokiqueue.records import JSON, TEXT
+from boki.libs.bokiqueue.records import JSON, TEXT, runs
 from boki.libs.fold.arguments import few_of
 from boki.log.operations import Failure
 from boki.protocol.calls import Call, FunctionInfo, Outcome, Payload
@@ -221,7 +221,9 @@ class Place:
     # Calls
 
     async def _call_with_all(self, messages: list[Message[Any]]) -> None:
-        """One call with those that are new, and one with each that may be what failed before."""
+        """One call with those that are new, more if they are too large for one, and one with each that may be what
+        failed before.
+        """
         calls = self._calls_of(await self._fit(messages))
         while calls:
             if self._is_leaving:
@@ -261,7 +263,8 @@ class Place:
     def _calls_of(self, messages: list[Message[Any]]) -> list[list[Message[Any]]]:
         new = [one for one in messages if one.deliveries <= 1 and not self._is_suspect(one)]
         singly = [[one] for one in messages if one not in new]
-        return [new, *singly] if new else singly
+        most_bytes = self._work.gateway.limits.request_bytes - 1  # a list has a comma or bracket more than items
+        return [*runs(new, lambda one: len(item_of(one, self._work.info) or one.data) + 1, most_bytes), *singly]
 
     def _is_suspect(self, message: Message[Any]) -> bool:
         return self._work.name(message) in self._work.suspects
