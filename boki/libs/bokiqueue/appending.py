@@ -5,7 +5,8 @@
 the records of the first use: a key that comes back with another number of records is told apart without a read.
 
 **Room.** What is pushed is appended after the process has looked, so it goes by this machine's clock whether messages
-have expired: nothing depends on it but how soon there is room for others.
+have expired: nothing depends on it but how soon there is room for others. Where there is none, a push under a key asks
+the log whether it was made before: its first answer may be lost, and its message fill the queue.
 
 **Effects.** At its end a `process` block appends the ack and the outbox as one group, on condition that no lease of the
 shard was taken away since the fold last looked. If another one was, it tries again. A key that names the lease makes a
@@ -22,6 +23,7 @@ from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 from boki import (
+    MAX_SEQNUM,
     BokiError,
     ConditionFailed,
     DeadlineExceeded,
@@ -221,8 +223,7 @@ async def push_all(
         new = placed(settings.shards, shard, bodies, delay_s, ttl_s, group_keys, is_keyed=key is not None)
         shared.ride(known.logbook)
         try:
-            async with room(known.logbook, shared, settings, len(bodies), patience_s):
-                seqnums = await _append_pushes(known, settings, new, key)
+            seqnums = await _push_in_room(known, shared, settings, new, key, patience_s)
             break
         except ConditionFailed:
             continue  # its settings were changed, or it was deleted and is gone
@@ -240,11 +241,35 @@ async def push_all(
     return ids
 
 
-async def _append_pushes(known: KnownSettings, settings: Settings, new: Placed, key: str | None) -> Sequence[int]:
+async def _push_in_room(
+    known: KnownSettings, shared: Following, settings: Settings, new: Placed, key: str | None, patience_s: float
+) -> Sequence[int]:
+    """Append the records when there is room. What was pushed under the key before needs none: its seqnums."""
+    count = sum(len(places) for _, places in new)
+    if key is not None and settings.max_length:
+        try:
+            async with room(known.logbook, shared, settings, count, 0.0):
+                return await _append_pushes(known, settings, new, key)
+        except QueueFull:
+            never = Expect(
+                records.stream_tag(known.name, new[0][0].shard), MAX_SEQNUM
+            )  # the log looks at the key first
+            try:
+                return await _append_pushes(known, settings, new, key, never)
+            except ConditionFailed as error:
+                if error.tag != never.tag:
+                    raise
+    async with room(known.logbook, shared, settings, count, patience_s):
+        return await _append_pushes(known, settings, new, key)
+
+
+async def _append_pushes(
+    known: KnownSettings, settings: Settings, new: Placed, key: str | None, *when: Expect
+) -> Sequence[int]:
     """Append the records: their seqnums, or those of the first use of the key. `KeyReused`"""
     group = [(records.encode(push), records.record_tags(known.name, push.shard, settings.shards)) for push, _ in new]
     named = None if key is None else records.push_key(known.name, key)
-    seqnums = await known.logbook.append_many(group, key=named, when=known.stands())
+    seqnums = await known.logbook.append_many(group, key=named, when=[known.stands(), *when])
     is_same = len(seqnums) == len(new) and (
         key is None or len(new) == 1 or await _are_as_many(known.logbook, seqnums[0], new[0][0])
     )

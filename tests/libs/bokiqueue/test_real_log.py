@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
+from boki import Trimmed
 from boki.api.append_gatherer import AppendGatherer
 from boki.api.deadline import Caller
 from boki.api.logbook import LogBook, LogSession
 from boki.api.port import LogPort
-from boki.libs.bokiqueue import Queue
+from boki.libs.bokiqueue import Queue, QueueFull
+from boki.libs.bokiqueue.following import Queues
 from tests.contract.live import local_log
 
 
@@ -75,3 +79,28 @@ def test_an_idle_consumer_is_woken_by_the_push() -> None:
             assert message.value == "now"
 
         loop.run(wake())
+
+
+def test_a_full_queue_in_a_trimmed_book_knows_its_keys_and_bodies() -> None:
+    """By its own tags and keys, which a trim of the whole book spares."""
+    with local_log() as (loop, port):
+        loop.run(_trimmed(port))
+
+
+async def _trimmed(port: LogPort) -> None:
+    book = logbook(port)
+    book.session.shared(Queues).bodies.budget_bytes = 0
+    queue: Queue[Any] = Queue(book, "q")
+    await queue.create(max_length=2)
+    first = await queue.push("popped", key="k")
+    await queue.push("leased")
+    await book.trim(await book.append(b"an end"))
+    with pytest.raises(Trimmed):
+        await book.get(int(first.split("-")[0]))
+    assert await queue.push("popped", key="k") == first
+    with pytest.raises(QueueFull):
+        await queue.push("third", key="l")
+    popped, leased = await queue.pop(), await queue.lease()
+    assert popped is not None
+    assert leased is not None
+    assert [popped.value, leased.value] == ["popped", "leased"]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import boki.testing
-from boki import InvalidArgument, WrongType
-from boki.libs.bokiqueue import Outbox, Queue
+from boki import InvalidArgument, KeyReused, WrongType
+from boki.libs.bokiqueue import Outbox, Queue, QueueFull
 from boki.libs.bokiqueue.messages import encode_body
 from tests.libs.bokiqueue.running import asynchronous
 
@@ -69,3 +69,24 @@ async def test_keys_have_characters_and_not_bytes() -> None:
         first = await queue.push(1, key="\U0001f600" * 100)
         assert await queue.push(1, key="\U0001f600" * 100) == first
         assert await queue.push(1, key="\U0001f600" * 99 + "x") != first
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@asynchronous
+async def test_a_push_that_is_repeated_into_a_full_queue_is_told_its_first_ids(shards: int) -> None:
+    """At once, also where it would wait for room. What was not pushed before is refused, and not pushed by asking."""
+    async with boki.testing.context() as ctx:
+        queue: Queue[Any] = Queue(ctx.logbook, "q")
+        await queue.create(shards=shards, max_length=3)
+        one, more = await queue.push("one", key="k"), await queue.push_many(["two", "three"], key="l")
+        assert await queue.push("one", key="k") == one
+        assert await queue.push("one", key="k", wait_s=3_600) == one
+        assert await queue.push_many(["two", "three"], key="l") == more
+        with pytest.raises(KeyReused):
+            await queue.push_many(["two", "three"], key="k")
+        for _ in range(2):
+            with pytest.raises(QueueFull):
+                await queue.push("four", key="m")
+        assert (await queue.stats()).depth == 3
+        assert await queue.pop() is not None
+        assert await queue.push("four", key="m") not in (one, *more)
