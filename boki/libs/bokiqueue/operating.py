@@ -99,7 +99,7 @@ class KnownSettings:
 
     async def create(self, settings: Settings) -> Settings:
         """Have these settings if there are none; those that the queue has."""
-        known = await self.read()
+        known = await self.read(fresh=True)  # else what was deleted a moment ago seems to be there still
         while known is None:
             with suppress(ConditionFailed):  # another process has just created it
                 return await self._append(settings, is_first=True)

@@ -190,3 +190,18 @@ async def test_a_command_behind_which_the_book_is_deleted_is_given_up(is_answer_
     popped = await asyncio.wait_for(queue.pop(wait_s=3_600), 5)
     assert popped is not None
     assert popped.value == 2
+
+
+@asynchronous
+async def test_create_makes_the_queue_anew_right_after_a_deletion() -> None:
+    """With what it says, also through a handle that has just read the settings of the deleted one."""
+    port = MemoryPort()
+    kept = handle(port)
+    await kept.create(shards=2)
+    await kept.push("before")
+    await Process(port).logbook().delete()
+    created = await kept.create(shards=4, max_deliveries=3, max_length=1_000)
+    assert (created.shards, created.max_deliveries, created.max_length) == (4, 3, 1_000)
+    await kept.push("after")
+    assert await handle(port).read_settings(fresh=True) == created
+    assert await drain(handle(port)) == ["after"]
