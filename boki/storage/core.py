@@ -316,7 +316,7 @@ class StorageCore:
         self.reports.has_room, self._intake.may_store = room.has_room, room.may_store
         self.reports.widen(key for key in self._open if key[0] == self.follower.term)
         word = "has room again" if room.has_room else "is nearly full: appends are refused, reads and trims go on"
-        return (Trace(logging.WARNING, f"the disk {word}"),)
+        return (*self.checkpoints.change_room(room), Trace(logging.WARNING, f"the disk {word}"))
 
     # following the metalogs
 
