@@ -13,7 +13,7 @@ nodes the batches that are free. So it is complete only together with what this 
 those entries, or a power cut of everybody could leave nobody who knows them.
 
 **When the disk is nearly full**, no whole index is taken in: it comes in addition to the one before, and would use up
-the reserve that trims need. What has come of one so far is dropped. Changes still come, until the reserve is nearly gone.
+the reserve that trims need. What has come of one so far is dropped. Changes still come, until little of it is left.
 """
 
 from __future__ import annotations

@@ -234,7 +234,7 @@ def test_lineages_that_nobody_goes_on_building_are_dropped() -> None:
 
 
 def test_a_whole_index_does_not_use_up_the_reserve_of_a_disk_that_is_nearly_full() -> None:
-    """It is refused from its first page on, a half of one is dropped, and changes come only while they may be stored."""
+    """It is refused from its first page on, half of one is dropped, and changes come only while they may be stored."""
     cluster = Cluster()
 
     def rows(kind: bytes) -> set[int]:
