@@ -46,9 +46,11 @@ class Primary:
     `reach(shard, local id)`: the end of what the storage node of this process has of it from there on.
     """
 
-    def __init__(self, view: View, reach: Callable[[ShardId, int], int]) -> None:
+    def __init__(self, view: View, reach: Callable[[ShardId, int], int], sync_us: int = 0) -> None:
         self._view = view
         self._reach = reach
+        self.sync_us = sync_us
+        """How long this node's disk took for the last entries that it was given, or for the vote before them."""
         self.ordered_count = 0
         """Records of this log and term."""
         self.moved = False
