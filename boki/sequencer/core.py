@@ -69,10 +69,9 @@ from boki.sequencer.metalog_store import (
     led_key,
     seal_key,
 )
-from boki.sequencer.primary import Primary
+from boki.sequencer.primary import PAGE_ENTRIES, Primary
 from boki.sequencer.vitals import figures, pong
 
-_PAGE_ENTRIES: Final = 10_000
 _REPEAT_US: Final = 250_000
 _IDLE_REPEAT_US: Final = 500_000
 """An idle primary may repeat itself later by this, at a beat. Followers ask after a second of silence."""
@@ -308,8 +307,8 @@ class SequencerCore:
             entries = store.recent(before, committed)
             assert entries is not None, "one proposal is in flight, and it is far smaller than what memory holds"
             yield from self._publish(store, primary, Metalog(store.term, store.log, before, tuple(entries), committed))
-        elif sender != self.node and message.stored_until < before - (_PAGE_ENTRIES if has_moved else 0):
-            yield from self._send_entries(store, sender, message.stored_until)  # else the rest is on its way
+        elif sender != self.node and primary.lacks_page(sender, before, now_us, has_moved=has_moved):
+            yield from self._send_entries(store, sender, primary.acknowledged[sender])
 
     def _publish(self, store: MetalogStore, primary: Primary, news: Metalog) -> Iterable[Effect]:
         """Engines hear of what is committed at once, first those where somebody waits for it. Storage nodes do when it
@@ -379,7 +378,7 @@ class SequencerCore:
 
     def _read(self, question: Question, store: MetalogStore) -> Iterable[Effect]:
         last = store.length if question.purpose is For.BACKUP else min(question.until_index, store.length)
-        until = min(last, question.first_index + _PAGE_ENTRIES)
+        until = min(last, question.first_index + PAGE_ENTRIES)
         entries = store.recent(question.first_index, until)
         if entries is not None:
             return self._answer(question, entries)

@@ -22,6 +22,8 @@ from boki.log.metalog import CloseShard, Cut, ForgetTags, MetalogEntry, OpenShar
 from boki.log.quorum import quorum_reached
 from boki.log.view import View
 
+PAGE_ENTRIES: Final = 10_000
+_PAGE_REPEAT_US: Final = 250_000
 _REMEMBERED_TRIMS: Final = 10_000
 _MAX_REQUESTED: Final = 1_000
 NEARLY_FULL: Final = MAX_POSITION - (1 << 31)
@@ -57,6 +59,8 @@ class Primary:
         """Whether a report has come since the last cut."""
         self.acknowledged: dict[NodeId, int] = {}
         """Per sequencer, how many entries it holds durably."""
+        self._pages: dict[NodeId, tuple[int, int]] = {}
+        """Per backup that was behind, the first entry of the last page that it was sent, and when."""
         self.proposed_at = 0
         self.sure_until = 0
         """Records of cuts below this entry are known to be on a write quorum, though they ran ahead."""
@@ -107,6 +111,19 @@ class Primary:
         before = self.acknowledged.get(sequencer, 0)
         self.acknowledged[sequencer] = max(before, stored_until)
         return stored_until > before
+
+    def lacks_page(self, backup: NodeId, committed: int, now_us: int, *, has_moved: bool) -> bool:
+        """Whether a backup that has acknowledged entries is to be sent those after them: it is behind, and they are not
+        on their way. It answers every proposal, so a page that is lost is sent again after a while.
+        """
+        first = self.acknowledged[backup]
+        page, sent_at = self._pages.get(backup, (-1, 0))
+        if first >= committed - (PAGE_ENTRIES if has_moved else 0):
+            return False
+        if first == page and now_us - sent_at < _PAGE_REPEAT_US:
+            return False
+        self._pages[backup] = first, now_us
+        return True
 
     def becomes_sure(self, until_index: int) -> bool:
         """Whether the cut in flight, which ran ahead, no longer does: reports have come. Once for each."""
