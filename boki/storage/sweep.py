@@ -41,7 +41,7 @@ _PAUSE_US: Final = 2_000_000
 _LATE_US: Final = 30_000_000
 """After this long books are swept again whose floors stand above what was lacking here."""
 _LATE_FLOORS: Final = 5_000
-"""No more than this are kept for what is lacking: it may be lacking for ever."""
+"""No more than this are kept for what is lacking: it may be lacking forever."""
 _NOTE_BYTES: Final = 2 << 20
 _NOTE_BOOKS: Final = 32
 _NOTE_FLOORS: Final = 256

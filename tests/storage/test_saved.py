@@ -77,7 +77,7 @@ def test_an_engine_that_comes_back_in_time_is_waited_for_again() -> None:
 
 
 def test_an_engine_that_has_lost_its_index_is_not_waited_for() -> None:
-    """It is registered under the same name and asks others: what it said last would hold up deletion for ever."""
+    """It is registered under the same name and asks others: what it said last would hold up deletion forever."""
     saved = SavedIndexes()
     saved.cover(2, {0: seqnum(100)})
     saved.note_members(members(1, "engine-1", "engine-2"), 0)
