@@ -362,7 +362,7 @@ def test_another_engine_goes_on_when_the_first_is_gone() -> None:
 
 
 def test_full_disks_keep_the_index_that_they_have_and_take_another_once_they_have_room() -> None:
-    """An engine that starts again sends a whole index: without room its pages come seldom, and nothing of them stays."""
+    """A whole index is sent when an engine starts again: without room its pages come seldom, and none stays."""
     cluster = made()
     cluster.append("before")
     save(cluster)
