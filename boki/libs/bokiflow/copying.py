@@ -2,7 +2,7 @@
 
 The copies of one fork are the same, byte for byte, whoever makes them, and so is its start: it is named after what the
 fork keeps. If whoever makes them is lost, or the start is refused, the same fork finds them when it is asked for again,
-and goes on behind them. Two that are asked for at once write the same records.
+and continues behind them. Two that are asked for at once write the same records.
 """
 
 from __future__ import annotations

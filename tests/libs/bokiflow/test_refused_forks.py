@@ -73,7 +73,7 @@ def _refused(monkeypatch: pytest.MonkeyPatch, times: int) -> list[Beginning]:
 async def test_a_fork_that_was_refused_may_be_asked_for_again(
     boki_context: boki.testing.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its copies stand then. It was refused for ever because of them, under that id."""
+    """Its copies stand then. It was refused forever because of them, under that id."""
     ctx = boki_context
     handle = await _first(ctx)
     asked = _refused(monkeypatch, 2)
