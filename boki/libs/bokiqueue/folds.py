@@ -279,22 +279,41 @@ class Folds:
 
         `fed_bytes`: so much of the feed lies behind what lingers in it.
         """
-        state = line.state
-        floor = state.needed_floor(state.time_us)
-        data = msgspec.msgpack.encode(state.snapshot())  # now: the state continues at the next await
-        covers, checkpoints = state.at, checkpoints_of(self._queue, line.shard, line.saved_bytes)
         try:
-            if self._is_worth_carrying(line, old := _old_spots(line), fed_bytes):
-                await self._carry(logbook, line, old)
-            end = await run(checkpoints.save(data, covers, floor, self._tags(line.shard)), logbook)
-            if end is not None:
-                self._mine[line.shard] = end
-                if line.state.marks and line.state.marks[-1][1] > end.first:  # the fold was quicker
-                    self._trim_soon(logbook, line)
+            with suppress(ConditionFailed):
+                if await self._saved(logbook, line, fed_bytes):
+                    return
+            await self._look_at_settings(logbook)
         except BokiError as error:
             _log.warning("a checkpoint of queue %s could not be written: %s", self._queue, error)
         finally:
             line.is_saving = False
+
+    async def _saved(self, logbook: LogBook, line: Line, fed_bytes: int) -> bool:
+        """See `save`. False, or `ConditionFailed`: another process was quicker, or the settings are others by now.
+
+        All of it depends on the settings: once the book is deleted the state is one of a queue that is no more.
+        """
+        state = line.state
+        floor = state.needed_floor(state.time_us)
+        data = msgspec.msgpack.encode(state.snapshot())  # now: the state continues at the next await
+        covers, checkpoints = state.at, checkpoints_of(self._queue, line.shard, line.saved_bytes)
+        stands = Expect(records.settings_tag(self._queue), self.settings_at)
+        if self._is_worth_carrying(line, old := _old_spots(line), fed_bytes):
+            await self._carry(logbook, line, old, stands)
+        end = await run(checkpoints.save(data, covers, floor, self._tags(line.shard), [stands]), logbook)
+        if end is None:
+            return False
+        self._mine[line.shard] = end
+        if line.state.marks and line.state.marks[-1][1] > end.first:  # the fold was quicker
+            self._trim_soon(logbook, line)
+        return True
+
+    async def _look_at_settings(self, logbook: LogBook) -> None:
+        """Know the newest settings record: the next checkpoint depends on it."""
+        last, settings, _ = await newest_settings(logbook, self._queue, fresh=True)
+        if settings is not None and settings.shards == len(self._lines):
+            self.settings_at = last
 
     def _trim_soon(self, logbook: LogBook, line: Line) -> None:
         if (end := self._mine.pop(line.shard, None)) is not None:
@@ -327,7 +346,8 @@ class Folds:
         state = line.state
         if len(state.ops) or next(state.takers.deliveries(), None) is not None:
             try:
-                await logbook.append(records.encode(Act(line.shard, _NOBODY, state.at)), self._tags(line.shard))
+                act, tags = records.encode(Act(line.shard, _NOBODY, state.at)), self._tags(line.shard)
+                await self.append_if_exists(logbook, lambda exists: logbook.append(act, tags, when=exists))
             except BokiError as error:
                 _log.warning("shard %d of queue %s could not be brought up: %s", line.shard, self._queue, error)
         await self.save(logbook, line, self._feed_bytes - self._carried_at.get(line.shard, 0))
@@ -344,8 +364,8 @@ class Folds:
         )
         return max(between, fed_bytes) >= max(SAVE_BYTES, CARRY_WORTH * sum(map(_size_bytes, old)))
 
-    async def _carry(self, logbook: LogBook, line: Line, old: list[list[Spot]]) -> None:
-        """Append these messages again."""
+    async def _carry(self, logbook: LogBook, line: Line, old: list[list[Spot]], stands: Expect) -> None:
+        """Append these messages again, while the queue `stands`."""
         self._carried_at[line.shard] = self._feed_bytes
         for some in records.runs(old, _size_bytes, CARRY_BYTES, CARRY_RECORDS):
             spots = [spot for of_record in some for spot in of_record]
@@ -354,13 +374,12 @@ class Folds:
             for part in records.runs(read, lambda one: len(one[1][1]), PART_BYTES):
                 forms = records.joined([form for _, (form, _) in part])
                 carry = Carry(line.shard, [spot.pos for spot, _ in part], forms, [body for _, (_, body) in part])
-                await logbook.append(records.encode(carry), self._tags(line.shard))
+                await logbook.append(records.encode(carry), self._tags(line.shard), when=stands)
             if len(read) < len(spots):
-                await self._give_up(
-                    logbook, line, [spot for spot, body in zip(spots, bodies, strict=True) if isinstance(body, Lost)]
-                )
+                lost = [spot for spot, body in zip(spots, bodies, strict=True) if isinstance(body, Lost)]
+                await self._give_up(logbook, line, lost, stands)
 
-    async def _give_up(self, logbook: LogBook, line: Line, lost: list[Spot]) -> None:
+    async def _give_up(self, logbook: LogBook, line: Line, lost: list[Spot], stands: Expect) -> None:
         """Carry these without their bodies, under the condition that the log has nothing newer than this fold. Else
         another process may have carried them with their bodies, which would be lost for this.
         """
@@ -372,9 +391,13 @@ class Folds:
             if not lost:
                 return
             carry = Carry(line.shard, [spot.pos for spot in lost], bytes([LOST]), [b""] * len(lost))
-            stands = Expect(records.stream_tag(self._queue, line.shard), line.state.at)
-            with suppress(ConditionFailed):
-                await logbook.append(records.encode(carry), self._tags(line.shard), when=stands)
+            newest = Expect(records.stream_tag(self._queue, line.shard), line.state.at)
+            try:
+                await logbook.append(records.encode(carry), self._tags(line.shard), when=[stands, newest])
+            except ConditionFailed as error:
+                if error.tag == stands.tag:
+                    raise
+            else:
                 return
 
     async def fetch(

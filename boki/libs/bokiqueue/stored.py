@@ -113,6 +113,17 @@ def checkpoints_of(queue: str, shard: int, grown_bytes: int = 0) -> Checkpoints[
 
 
 async def newest_state(logbook: LogBook, queue: str, shard: int) -> tuple[ShardState, int]:
-    """The state of the newest checkpoint, an empty one if there is none, and where to read on."""
-    loaded = await run(checkpoints_of(queue, shard).newest(), logbook)
-    return (ShardState(shard), 0) if loaded is None else loaded.state
+    """The state of the newest checkpoint, an empty one if there is none, and where to read on.
+
+    One that needs what the stream has not any more is passed by, if no newer one has taken its place: it was on its way
+    while the book was deleted, and says what was before.
+    """
+    earlier: End | None = None
+    while (loaded := await run(checkpoints_of(queue, shard).newest(), logbook)) is not None:
+        stream = await logbook.read(records.stream_tag(queue, shard), stop=1, limit=1)
+        if stream.first_seqnum <= loaded.state[1]:
+            return loaded.state
+        if loaded.end == earlier:
+            break
+        earlier = loaded.end
+    return ShardState(shard), 0

@@ -103,9 +103,12 @@ class Checkpoints(Generic[S]):
 
     # Writing
 
-    def save(self, data: bytes, covers: int, floor: int, tags: Sequence[str]) -> Steps[End | None]:
+    def save(
+        self, data: bytes, covers: int, floor: int, tags: Sequence[str], when: Sequence[Expect] = ()
+    ) -> Steps[End | None]:
         """Write the state after record `covers`, taken before this begins, as it continues meanwhile; its end, which
-        has these tags and that of checkpoints. None: another process was quicker, or has written a later one.
+        has these tags and that of checkpoints. None: another process was quicker, or has written a later one, or what
+        each append depends on (`when`) does not hold.
         """
         try:
             last = yield from tail(self.tag)
@@ -115,10 +118,11 @@ class Checkpoints(Generic[S]):
             before, first = 0 if last is None else last.seqnum, 0
             for start in range(0, max(len(data), 1), PART_BYTES):
                 part = NewRecord(self._form.part(data[start : start + PART_BYTES]), (self.tag,))
-                (before,) = yield from append([part], [Expect(self.tag, before)])
+                (before,) = yield from append([part], [Expect(self.tag, before), *when])
                 first = first or before
             end = End(covers, first, floor)
-            yield from append([NewRecord(self._form.end(end), (*tags, self.tag))], [Expect(self.tag, before)])
+            record = NewRecord(self._form.end(end), (*tags, self.tag))
+            yield from append([record], [Expect(self.tag, before), *when])
         except (ConditionFailed, Trimmed):
             return None
         return end

@@ -6,11 +6,15 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Any
 
+import msgspec
 import pytest
 
 from boki import BokiError
-from boki.libs.bokiqueue import LeaseLost, NoSuchQueue, Queue, operating
+from boki.libs.bokiqueue import LeaseLost, NoSuchQueue, Queue, folds, operating
 from boki.libs.bokiqueue.following import Queues
+from boki.libs.bokiqueue.records import record_tags
+from boki.libs.bokiqueue.stored import checkpoints_of
+from boki.libs.fold.steps import run
 from boki.log.operations import Answer, Append, Operation, Read
 from boki.testing.memory_port import MemoryPort
 from tests.libs.bokiqueue.running import asynchronous
@@ -205,3 +209,71 @@ async def test_create_makes_the_queue_anew_right_after_a_deletion() -> None:
     await kept.push("after")
     assert await handle(port).read_settings(fresh=True) == created
     assert await drain(handle(port)) == ["after"]
+
+
+class LateTail(Held):
+    """A process whose look at the newest checkpoint is held until `may_read`."""
+
+    def __init__(self, port: MemoryPort) -> None:
+        super().__init__(port)
+        self.has_looked = asyncio.Event()
+
+    async def request(self, operation: Operation, positions: Any, timeout_s: float) -> Answer:
+        if isinstance(operation, Read) and operation.tag == "!qc:q:0" and operation.backward:
+            self.has_looked.set()
+            return await super().request(operation, positions, timeout_s)
+        return await Process.request(self, operation, positions, timeout_s)
+
+
+@asynchronous
+async def test_a_checkpoint_does_not_bring_a_deleted_book_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was on its way. Whoever read it afterwards read without end: what it needs is gone."""
+    monkeypatch.setattr(folds, "SAVE_RECORDS", 10)
+    port = MemoryPort()
+    process = LateTail(port)
+    queue: Queue[Any] = Queue(process.logbook(), "q")
+    await queue.push("a")
+    assert await queue.pop() is not None
+    process.may_read.clear()
+    process.has_looked.clear()
+    while not process.has_looked.is_set():
+        await queue.push("b")
+        assert await queue.pop() is not None
+        for _ in range(10):
+            await asyncio.sleep(0)
+    await Process(port).logbook().delete()
+    process.may_read.set()
+    await process.access.shared(Queues).come_to_rest(5)
+    assert not (await Process(port).logbook().read("!qc:q:0")).records
+    await handle(port).push("after")
+    assert await asyncio.wait_for(drain(handle(port)), 5) == ["after"]
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@asynchronous
+async def test_a_checkpoint_of_a_deleted_queue_is_passed_by(shards: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Earlier versions may have left one. The queue is read from its beginning, and the next checkpoint counts."""
+    monkeypatch.setattr(folds, "SAVE_RECORDS", 10)
+    port = MemoryPort()
+    queue = handle(port)
+    await queue.create(shards=shards)
+    await queue.push_many(range(5))
+    line = (await queue.opened()).lines[0]
+    await queue.stats()
+    book = Process(port).logbook()
+    await book.delete()
+    state = line.state
+    saving = checkpoints_of("q", 0).save(
+        msgspec.msgpack.encode(state.snapshot()), state.at, 0, record_tags("q", 0, shards)
+    )
+    assert await run(saving, book) is not None
+    await handle(port).create(shards=shards)
+    for number in range(60):
+        await handle(port).push(number)
+    other = handle(port)
+    assert sorted(await asyncio.wait_for(drain(other), 5)) == list(range(60))
+    for number in range(60):
+        await other.push(number)
+        assert await other.pop() is not None
+    await other.push("last")
+    assert await asyncio.wait_for(drain(handle(port)), 5) == ["last"]
