@@ -261,8 +261,7 @@ class Following:
         failed: Moment | None = None
         try:
             while not self.follower.is_over and self._is_needed:
-                self._duty = Waiter()
-                reads = self.follower.next_start
+                self._duty, reads = Waiter(), self.follower.next_start
                 try:
                     await self.follower.wait(logbook, self._duty)
                     failed = None
@@ -272,6 +271,8 @@ class Following:
                         return
                     self._fail(as_told(error, "reading"))
                     await asyncio.sleep(PAUSE_S)
+            if self.follower.is_over:
+                self._fail(reshaped(self.queue))  # who came while this paused
         except asyncio.CancelledError:
             # the event loop ends with all that is in it: what no caller here takes must not stay with this process
             if last := self._tidy(logbook, is_last=True):
@@ -281,7 +282,7 @@ class Following:
             self.reader = None
 
     def _fail(self, error: BokiError) -> None:
-        """The log cannot be read: all that wait are told so."""
+        """The log cannot be read, or the queue is another one: all that wait are told so."""
         for waiter in list(self._callers):
             finish(waiter, None, error)
 
@@ -327,8 +328,7 @@ class Following:
             self._tidied, self._rounds = self.clock.here(), 0
             return LONG_WAIT_S
         if self._is_urgent or self.clock.since(self._tidied) >= GRACE_S - callers.MARGIN_S:
-            self._rounds += 1
-            self._tidied = self.clock.here()
+            self._rounds, self._tidied = self._rounds + 1, self.clock.here()
             is_last = self._is_urgent or self._rounds % RECEIPT_ROUNDS == 0
             self._is_urgent = self._is_urgent and any(line.outstanding is not None for line in self.lines)
             self._tidy(logbook, is_last=is_last)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from boki import BokiError
+from boki import BokiError, Unavailable
 from boki.libs.bokiqueue import LeaseLost, NoSuchQueue, Queue, folds, operating
 from boki.libs.bokiqueue.following import Queues
 from boki.libs.bokiqueue.records import record_tags
@@ -277,3 +277,45 @@ async def test_a_checkpoint_of_a_deleted_queue_is_passed_by(shards: int, monkeyp
         assert await other.pop() is not None
     await other.push("last")
     assert await asyncio.wait_for(drain(handle(port)), 5) == ["last"]
+
+
+class Stumbling(Process):
+    """A process whose next read of the stream fails, and whose appends are held until `may_append`."""
+
+    def __init__(self, port: MemoryPort) -> None:
+        super().__init__(port)
+        self.is_failing = False
+        self.may_append = asyncio.Event()
+        self.may_append.set()
+
+    async def request(self, operation: Operation, positions: Any, timeout_s: float) -> Answer:
+        if isinstance(operation, Append):
+            await self.may_append.wait()
+        if isinstance(operation, Read) and operation.tag == "!q:q:0" and self.is_failing:
+            self.is_failing = False
+            raise Unavailable("a moment")
+        return await super().request(operation, positions, timeout_s)
+
+
+@asynchronous
+async def test_a_caller_that_comes_after_a_failed_read_hears_that_the_queue_was_made_anew() -> None:
+    """The reader pauses, and a command finds the queue with other shards: the caller that gathers for the next one
+    waited without end.
+    """
+    port = MemoryPort()
+    process = Stumbling(port)
+    queue: Queue[Any] = Queue(process.logbook(), "q")
+    await queue.push_many([1, 2])
+    first, second = await queue.lease_many(2)
+    await process.access.shared(Queues).come_to_rest(5)
+    process.may_append.clear()
+    process.is_failing = True
+    with pytest.raises(Unavailable):
+        await queue.ack(first)
+    late = asyncio.ensure_future(queue.ack(second))
+    await asyncio.sleep(0)
+    await Process(port).logbook().delete()
+    await handle(port).create(shards=2)
+    process.may_append.set()
+    with pytest.raises(NoSuchQueue):
+        await asyncio.wait_for(late, 5)
