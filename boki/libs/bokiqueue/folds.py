@@ -441,9 +441,9 @@ def _old_spots(line: Line) -> list[list[Spot]]:
     state = line.state
     newest = min(state.marks[-1][1], state.fixed_floor(state.time_us)) if state.marks else 0
     found: dict[int, list[Spot]] = {}
-    for spot in sorted(line.state.lingering().values(), key=lambda spot: spot.place):
-        if spot.place[0] < newest:
-            found.setdefault(spot.place[0], []).append(spot)
+    old = [spot for spot in state.lingering().values() if spot.place[0] < newest]
+    for spot in sorted(old, key=lambda spot: spot.place):
+        found.setdefault(spot.place[0], []).append(spot)
     return list(found.values())
 
 

@@ -115,7 +115,7 @@ def checkpoints_of(queue: str, shard: int, grown_bytes: int = 0) -> Checkpoints[
 async def newest_state(logbook: LogBook, queue: str, shard: int) -> tuple[ShardState, int]:
     """The state of the newest checkpoint, an empty one if there is none, and where to read on.
 
-    One that needs what the stream has not any more is passed by, if no newer one has taken its place: it was on its way
+    One that needs what the stream has not any more is skipped, if no newer one has taken its place: it was on its way
     while the book was deleted, and says what was before.
     """
     earlier: End | None = None

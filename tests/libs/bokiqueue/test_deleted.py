@@ -167,7 +167,7 @@ class Held(Process):
 @pytest.mark.parametrize("is_answer_late", [False, True])
 @asynchronous
 async def test_a_command_behind_which_the_book_is_deleted_is_given_up(is_answer_late: bool) -> None:
-    """Its caller hears that the outcome is unknown. It waited for good, and so did all that came after it."""
+    """Its caller hears that the outcome is unknown. It waited forever, and so did all that came after it."""
     port = MemoryPort()
     process = Held(port)
     queue: Queue[Any] = Queue(process.logbook(), "q")
@@ -227,7 +227,7 @@ class LateTail(Held):
 
 @asynchronous
 async def test_a_checkpoint_does_not_bring_a_deleted_book_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was on its way. Whoever read it afterwards read without end: what it needs is gone."""
+    """It was on its way. Whoever read it afterwards read forever: what it needs is gone."""
     monkeypatch.setattr(folds, "SAVE_RECORDS", 10)
     port = MemoryPort()
     process = LateTail(port)
@@ -300,7 +300,7 @@ class Stumbling(Process):
 @asynchronous
 async def test_a_caller_that_comes_after_a_failed_read_hears_that_the_queue_was_made_anew() -> None:
     """The reader pauses, and a command finds the queue with other shards: the caller that gathers for the next one
-    waited without end.
+    waited forever.
     """
     port = MemoryPort()
     process = Stumbling(port)
