@@ -6,7 +6,8 @@ is not opened again, however late its `OpenShard` comes. A **fence** (`CloseShar
 engine's incarnation, those that it has not opened yet, too, until the end of the term.
 
 **A trim happens once.** It reaches up to the log's end at its place, so a repetition that came late would free what was
-appended since. An engine numbers its trims upwards: those that are remembered no longer are told by their number.
+appended since. An engine numbers its trims upwards: those that are remembered no longer are told by their number. Each
+engine's are remembered on their own, and many more than it has under way (`boki.engine.requests`).
 
 Rule: what has been asked for is judged when it is appended, because what stands before it may have closed its shard.
 """
@@ -74,7 +75,7 @@ class Primary:
         self._closed: set[ShardId] = set()
         self._fenced: set[int] = set()
         self._requested: dict[MetalogEntry, None] = {}
-        self._trims: dict[tuple[NodeId, int], None] = {}
+        self._trims: dict[NodeId, dict[int, None]] = {}
         self._forgotten_trims: dict[NodeId, int] = {}
         """Per engine, the highest number of a trim that is remembered no longer: only what is above it is new."""
         self._last_time_us = view.start_time_us
@@ -168,7 +169,7 @@ class Primary:
                 return shard in self._shards
             case Trim() | ForgetTags():
                 is_late = entry.request <= self._forgotten_trims.get(entry.engine, -1)
-                return not is_late and (entry.engine, entry.request) not in self._trims
+                return not is_late and entry.request not in self._trims.get(entry.engine, ())
         return False  # nobody but the primary makes cuts
 
     def _take(self, entry: MetalogEntry) -> None:
@@ -187,11 +188,12 @@ class Primary:
                     del self._shards[number]
                     self._closed.add(number)
             case Trim() | ForgetTags():
-                self._trims[entry.engine, entry.request] = None
-                if len(self._trims) > _REMEMBERED_TRIMS:
-                    engine, number = next(iter(self._trims))
-                    del self._trims[engine, number]
-                    self._forgotten_trims[engine] = max(self._forgotten_trims.get(engine, -1), number)
+                trims = self._trims.setdefault(entry.engine, {})
+                trims[entry.request] = None
+                if len(trims) > _REMEMBERED_TRIMS:
+                    number = next(iter(trims))
+                    del trims[number]
+                    self._forgotten_trims[entry.engine] = max(self._forgotten_trims.get(entry.engine, -1), number)
 
     def _cuts(self, now_us: int) -> list[MetalogEntry]:
         """One cut for what a write quorum has reported, and one that runs ahead."""
