@@ -55,7 +55,7 @@ _CHANGE_TIMEOUT_US: Final = 5_000_000
 _MIN_PAUSE_US: Final = 1_000_000
 _MAX_PAUSE_US: Final = 16_000_000
 _PROVEN_US: Final = 3_000_000
-"""A term that was led for this long before it ended was worth its change: the next pause is short again."""
+"""A term that was led for this long before it ended was worth its beginning."""
 _INSTALL_REPEAT_US: Final = 500_000
 _PLACE_REPEAT_US: Final = 2_000_000
 _REMEMBERED_CHANGES: Final = 20

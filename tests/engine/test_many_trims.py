@@ -65,7 +65,7 @@ class Engines:
 @pytest.mark.parametrize("between", [700, 5_000])
 @pytest.mark.parametrize("lost", [0, 0.3])
 def test_all_of_a_burst_of_trims_are_ordered_once(between: int, lost: float) -> None:
-    """None is overtaken by so many that the primary takes it for a repetition."""
+    """None is overtaken by as many as the primary remembers, which would make it a late repetition."""
     engines = Engines(between, lost)
     wanted = {(engine, FIRST + number) for engine in engines.engines for number in range(1, 13_001)}
     for engine, number in sorted(wanted, key=lambda trim: trim[1]):
