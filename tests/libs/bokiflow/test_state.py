@@ -360,9 +360,7 @@ async def puts_many(n: int) -> None:
 async def test_a_write_of_a_whole_object_is_one_append_and_no_read(
     each_mode: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process asks once whether its book is a fork; of the objects it asks nothing, before and after, but for one
-    write in 256 that is drawn at random.
-    """
+    """A process asks once whether its book is a fork; of the objects it asks nothing, but for one write in 256."""
     monkeypatch.setattr(memory, "urandom", lambda count: b"\1" + urandom(count - 1))  # it is none of those
     world = World(log := StoreLog())
     await world.run(puts_many, 5)
