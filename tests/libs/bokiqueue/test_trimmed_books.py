@@ -8,6 +8,7 @@ import pytest
 
 from boki.libs.bokiqueue import Queue, folds
 from boki.libs.bokiqueue.following import Queues
+from boki.log.operations import Answer, Append, Operation
 from boki.testing.memory_port import MemoryPort
 from tests.libs.bokiqueue.running import asynchronous
 from tests.libs.bokiqueue.test_crashes import Process
@@ -72,3 +73,42 @@ async def test_what_lingers_is_carried_with_its_body_after_a_trim_of_the_whole_b
     message = await queue.lease()
     assert message is not None
     assert message.value == "precious"
+
+
+@asynchronous
+async def test_a_message_that_is_delivered_again_outlives_a_trim_of_the_whole_book() -> None:
+    """Bodies that are leased are kept no longer than the page that gave them: the next delivery reads them again."""
+    port = MemoryPort()
+    queue: Queue[Any] = Queue(Process(port).logbook(), "q")
+    await queue.push("again")
+    first = await queue.lease(60)
+    assert first is not None
+    await queue.stats()
+    await queue.nack(first, delay_s=60)
+    await trim_book(port)
+    await port.clock.advance(61)
+    second = await queue.lease(60)
+    assert second is not None
+    assert (second.value, second.deliveries) == ("again", 2)
+
+
+class Trimming(Process):
+    """A process behind whose commits another one trims the whole book at once."""
+
+    async def request(self, operation: Operation, positions: Any, timeout_s: float) -> Answer:
+        answer = await super().request(operation, positions, timeout_s)
+        if isinstance(operation, Append) and b"an effect" in operation.chunk:
+            await trim_book(self.port)
+        return answer
+
+
+@asynchronous
+async def test_a_commit_knows_that_it_counts_if_the_book_is_trimmed_behind_it() -> None:
+    """It reads the ack that stands there, to tell whose it is: the outcome was unknown, though all was done."""
+    queue: Queue[Any] = Queue(Trimming(MemoryPort()).logbook(), "q")
+    await queue.push("m")
+    message = await queue.lease(60)
+    assert message is not None
+    async with queue.process(message) as out:
+        out.append(b"an effect", ["!effects"])
+    assert (await queue.stats()).groups[0].done == 1
