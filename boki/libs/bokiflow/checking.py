@@ -136,7 +136,7 @@ def _letters(recorded: Recorded) -> deque[Letter]:
     letters: deque[Letter] = deque()
     for one in recorded.inbox:
         letter = letter_of(one.data, one.seqnum, one.time_us)
-        if letter is None or letter.seqnum <= history.cursor or history.taken.has(letter.seqnum):
+        if letter is None or letter.seqnum <= history.cursor or letter.seqnum in history.taken:
             continue
         if (heard := heard_of(letter, history.forgotten, history.lives)) is not None:
             letters.append(heard)

@@ -58,26 +58,23 @@ def handed_on(
 ) -> tuple[int, dict[str, Any]]:
     """What the next round is given of the messages: from behind where it reads the inbox, and what its record says.
 
-    `seen`: up to where this round was given them. `passed`: those that were read and are forgotten. What nobody has
-    taken is found by where it stands, and the record names the shorter of two lists: what was taken since the first of
-    them, as where many wait and each round takes a few, or what is left. One message that nobody ever takes would hold
-    the inbox so, and each round would read all since then. So messages that are few go with the record, and then always
-    do. Not so updates and requests to end: others look for these in the inbox.
+    `seen`: up to where this round was given them. `passed`: those that were read and are forgotten. The next round
+    reads from the first one on that nobody has taken, and its record names what was taken since. One message that
+    nobody ever takes would hold the inbox so: each round would read all since then, and name more. So messages that
+    are few go with the record where that is shorter, and then always do. Not so updates and requests to end: others
+    look for these in the inbox.
     """
     left = mailbox.left
     waiting = tuple(seqnum for seqnum in left if seqnum > history.cursor)
-    carried = _encoded({seqnum: note for seqnum, note in left.items() if seqnum <= history.cursor})
-    taken = {*mailbox.taken_since(waiting[0] if waiting else 0), *history.taken.named, *passed}
-    ahead = tuple(sorted(seqnum for seqnum in taken if seqnum > seen))
-    if not waiting:
-        return seen, {"taken": ahead, "kept": carried}
-    if len(taken) > len(waiting) or history.taken.read_to > history.cursor:
-        kept = _encoded(left)
-        may_go = all(isinstance(left[seqnum], Signalled | Resolved) for seqnum in waiting)
-        if may_go and size_of_kept(kept) <= min(_KEPT_BYTES, room_bytes // 2):
-            return seen, {"taken": ahead, "kept": kept}
-        return waiting[0] - 1, {"taken": ahead, "kept": carried, "read_to": seen, "left": waiting}
-    return waiting[0] - 1, {"taken": tuple(sorted(n for n in taken if n >= waiting[0])), "kept": carried}
+    taken = {*mailbox.taken_since(waiting[0] if waiting else 0), *history.taken, *passed}
+    kept, cursor = _encoded({seqnum: note for seqnum, note in left.items() if seqnum <= history.cursor}), seen
+    if waiting:
+        cursor = waiting[0] - 1
+        if len(taken) > len(waiting) and all(isinstance(left[seqnum], Signalled | Resolved) for seqnum in waiting):
+            all_of_them = _encoded(left)
+            if size_of_kept(all_of_them) <= min(_KEPT_BYTES, room_bytes // 2):
+                kept, cursor = all_of_them, seen
+    return cursor, {"taken": tuple(sorted(seqnum for seqnum in taken if seqnum > cursor)), "kept": kept}
 
 
 def _encoded(notes: Mapping[int, Note]) -> tuple[tuple[int, bytes], ...]:

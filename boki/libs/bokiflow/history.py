@@ -16,7 +16,6 @@ from hashlib import blake2b
 import msgspec
 
 from boki.extending import Payload
-from boki.libs.bokiflow.inbox import Taken
 from boki.libs.bokiflow.records import (
     Beat,
     Began,
@@ -109,7 +108,7 @@ class History:
         """The workflow's time when it began."""
         self.cursor = 0
         """The inbox is read from behind this seqnum."""
-        self.taken = Taken()
+        self.taken: frozenset[int] = frozenset()
         """Messages behind the cursor that were taken all the same, by this life or an earlier one."""
         self.kept: tuple[tuple[int, bytes], ...] = ()
         """Messages in front of the cursor that were not taken: see `Continued`."""
@@ -180,7 +179,7 @@ class History:
         match entry.fact:
             case Continued():
                 self.continued = entry.fact
-                self.cursor, self.taken, self.kept = entry.seen, Taken.of(entry.fact), entry.fact.kept
+                self.cursor, self.taken, self.kept = entry.seen, frozenset(entry.fact.taken), entry.fact.kept
                 self.trimmed_to = seqnum
                 self.has_begun = True
                 self._clear(entry.at_us)

@@ -6,14 +6,14 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple
 
 import msgspec
 
 from boki import BokiError, LogBook
 from boki.libs.bokiflow.gates.records import Admission, Asked, GateKept
 from boki.libs.bokiflow.locks.state import Queued
-from boki.libs.bokiflow.records import CancelRequested, Continued, Note, Paused, Resumed, message_of
+from boki.libs.bokiflow.records import CancelRequested, Note, Paused, Resumed, message_of
 from boki.libs.fold.retrying import until_answered
 
 PAGE_RECORDS: Final = 1_000
@@ -30,23 +30,6 @@ class Letter(NamedTuple):
     note: Note
     stood_at: int = 0
     """Where the message stood that this one is a copy of; 0: it is none."""
-
-
-class Taken(NamedTuple):
-    """Messages that an earlier round has taken, as a `Continued` tells them."""
-
-    named: frozenset[int] = frozenset()
-    read_to: int = 0
-    left: frozenset[int] = frozenset()
-
-    def has(self, seqnum: int) -> bool:
-        """Whether it has taken the message that stands there."""
-        return seqnum in self.named or (seqnum <= self.read_to and seqnum not in self.left)
-
-    @classmethod
-    def of(cls, fact: Continued) -> Self:
-        """What the record says."""
-        return cls(frozenset(fact.taken), fact.read_to, frozenset(fact.left))
 
 
 def letter_of(data: bytes, seqnum: int, time_us: int) -> Letter | None:
@@ -91,7 +74,7 @@ class InboxReader:
         logbook: LogBook,
         tag: str,
         cursor: int,
-        taken: Taken,
+        taken: Collection[int],
         arrived: Callable[[], None],
         forgotten: Sequence[tuple[int, int, int]] = (),
         between: Callable[[], Awaitable[None]] | None = None,
@@ -162,7 +145,7 @@ class InboxReader:
             self.vet = None
         for record in page.records:
             letter = letter_of(record.data, record.seqnum, record.time)
-            if letter is None or record.seqnum < self.next_start or self._taken.has(record.seqnum):
+            if letter is None or record.seqnum < self.next_start or record.seqnum in self._taken:
                 continue
             heard = heard_of(letter, self._forgotten, self.lives)
             if heard is not letter:  # a continuation leaves it out: what says that it is forgotten is trimmed then

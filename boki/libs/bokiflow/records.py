@@ -106,9 +106,8 @@ class Continued(msgspec.Struct, frozen=True, array_like=True, tag=7):
     """The workflow begins again with this payload; of the journal nothing before this record counts.
 
     `place` is the record's own place in the journal, and `number` counts the continuations. Its header's `seen` is
-    lowered to where the inbox is to be read from; `taken` names the messages behind it that were taken nevertheless:
-    those, and up to `read_to` all but those that are `left`. `kept` are messages in front of it that nobody has taken:
-    where each stood, and its record.
+    lowered to where the inbox is to be read from; `taken` names the messages behind it that were taken nevertheless.
+    `kept` are messages in front of it that nobody has taken: where each stood, and its record.
     """
 
     payload: Payload
@@ -116,8 +115,6 @@ class Continued(msgspec.Struct, frozen=True, array_like=True, tag=7):
     number: int
     taken: tuple[int, ...] = ()
     kept: tuple[tuple[int, bytes], ...] = ()
-    read_to: int = 0
-    left: tuple[int, ...] = ()
 
 
 class Marked(msgspec.Struct, frozen=True, array_like=True, tag=8):

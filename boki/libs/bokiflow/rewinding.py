@@ -146,7 +146,7 @@ async def _check_children(
             continue
         if CHILD not in child.attributes:  # another caller has started it again since
             continue
-        if child.start and not child.start.startswith(scopes):
+        if child.start.startswith(f"{run}:") and not child.start.startswith(scopes):
             continue
         n, _ = child_of(child.attributes)
         if child.state in OVER or (since is not None and n < since) or (until is not None and n >= until):

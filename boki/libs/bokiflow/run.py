@@ -26,7 +26,7 @@ from boki.libs.bokiflow.gates.marks import gate_id_of, limit_of
 from boki.libs.bokiflow.gates.passing import attend_gate, pass_gate
 from boki.libs.bokiflow.gates.spec import Limit
 from boki.libs.bokiflow.history import History, life_of, request_of
-from boki.libs.bokiflow.inbox import InboxReader, Taken, unawaited
+from boki.libs.bokiflow.inbox import InboxReader, unawaited
 from boki.libs.bokiflow.joining import came_of
 from boki.libs.bokiflow.pausing import Pause
 from boki.libs.bokiflow.records import Paused, encode_note, entry_of, inbox_tag, journal_tag
@@ -196,7 +196,7 @@ async def _check_pause(ctx: Context, journal_seqnum: int) -> None:
     """Suspend a workflow again that was paused behind that last record of its journal, and woken by something else than
     the end of the pause. Without a replay, which may be what kills its worker.
     """
-    inbox = InboxReader(ctx.logbook, inbox_tag(ctx.invocation_id), journal_seqnum, Taken(), unawaited)
+    inbox = InboxReader(ctx.logbook, inbox_tag(ctx.invocation_id), journal_seqnum, (), unawaited)
     inbox.lives = {_life(ctx)} - {0}
     await inbox.read_to_end()
     pause = Pause({request_of(ctx.invocation_id, _life(ctx))})

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 import boki.testing
-from boki import WrongState
+from boki import FunctionFailed, WrongState
 from boki.libs.bokiflow import Handle, flow, step, workflow
+from boki.libs.bokistore import Store
 
 pytestmark = pytest.mark.usefixtures("each_mode")
 
@@ -81,3 +82,34 @@ async def test_children_of_an_earlier_life_do_not_stand_in_the_way(boki_context:
     await handle.pause()
     await ctx.clock.advance(10)
     assert await handle.rewind(0) == 0
+
+
+@workflow
+async def errand(n: int) -> int:
+    await act("begin")
+    if n and await flow.store.read("is_broken"):
+        raise ValueError("the code is wrong")
+    await flow.sleep(10_000)
+    return n
+
+
+@workflow
+async def sender() -> int:
+    await flow.store.write("is_broken", True)
+    return await flow.call(errand, 1, id="e")
+
+
+async def test_a_child_that_was_rewound_stands_in_the_way(boki_context: boki.testing.Context) -> None:
+    """It still belongs to the step, which would start another one beside it: its effects would be done twice."""
+    ctx = boki_context
+    parent = await sender.start(ctx, id="p")
+    with pytest.raises(FunctionFailed):
+        await parent.result()
+    child = errand.handle(ctx, "e")
+    async with Store(ctx).transaction() as txn:
+        await txn.object("is_broken").set("", False)
+    await child.rewind(0)
+    await ctx.clock.advance(10)
+    assert (await child.status()).status == "suspended"
+    with pytest.raises(WrongState, match="still runs"):
+        await parent.rewind(1)

@@ -115,38 +115,60 @@ LARGE = "x" * 70_000
 
 @workflow
 async def heaping(state: tuple[int, int]) -> int:
-    """What nobody takes here is more than a record has room for, or is something that others look for in the inbox."""
     rounds, total = state
     for _ in range(3):
         total += await flow.receive("x")
     return total if rounds == 1 else flow.continue_as_new((rounds - 1, total))
 
 
-@pytest.mark.parametrize("what", ["a large signal", "an update", "many signals", "a promise"])
+@pytest.mark.parametrize("what", ["many signals", "a promise"])
 async def test_the_record_of_a_continuation_does_not_grow(boki_context: boki.testing.Context, what: str) -> None:
-    """It names the shorter of two lists, what was taken and what is left; small ones go with it."""
+    """Signals and results of promises that nobody takes go with it, and nothing else is named."""
     ctx, rounds = boki_context, 6
     handle = heaping.handle(ctx, "t")
-    match what:
-        case "a large signal":
-            await handle.signal("stray", LARGE)
-        case "many signals":
-            for number in range(5):
-                await handle.signal("stray", number)
-        case "a promise":
-            await handle.resolve("stray", 1)
-        case _:
-            with pytest.raises(DeadlineExceeded):
-                await handle.update("stray", 1, wait_s=0.001)
+    if what == "a promise":
+        await handle.resolve("stray", 1)
+    for number in range(5 if what == "many signals" else 0):
+        await handle.signal("stray", number)
     await heaping.start(ctx, (rounds, 0), id="t")
     for number in range(3 * (rounds - 1)):
         await _signalled(ctx, handle, [number])
         continued = (await _history(ctx, handle)).continued
         if continued is not None:
-            assert len(continued.kept) + len(continued.taken) + len(continued.left) <= 5
-            assert len(await _inbox(ctx, handle)) <= 3 or what in ("a large signal", "an update") or number < 6
+            assert len(continued.kept) + len(continued.taken) <= 8
+            assert len(await _inbox(ctx, handle)) <= 3 or number < 6
     await _signalled(ctx, handle, range(3 * (rounds - 1), 3 * rounds))
     assert await handle.result() == sum(range(3 * rounds))
+
+
+@workflow
+async def pausing(rounds: int) -> list[int]:
+    """One round takes what has come, the next one hears nothing new, and the last one asks for more."""
+    if rounds == 2:
+        for _ in range(3):
+            await flow.receive("x")
+    if rounds:
+        await flow.sleep(1)
+        flow.continue_as_new(rounds - 1)
+    got: list[int] = []
+    flow.on_signal("x", got.append)
+    await flow.sleep(5)
+    return got
+
+
+@pytest.mark.parametrize("what", ["an update", "a large signal", "a signal"])
+async def test_a_round_that_hears_nothing_gives_nothing_back(boki_context: boki.testing.Context, what: str) -> None:
+    """What one round has taken no later one is given, whatever is left beside it."""
+    ctx, handle = boki_context, pausing.handle(boki_context, "t")
+    if what == "an update":
+        with pytest.raises(DeadlineExceeded):
+            await handle.update("stray", 1, wait_s=0.001)
+    else:
+        await handle.signal("stray", LARGE if what == "a large signal" else "")
+    await _signalled(ctx, handle, range(3))
+    await pausing.start(ctx, 2, id="t")
+    await ctx.clock.advance(20)
+    assert await handle.result() == []
 
 
 @workflow
@@ -163,7 +185,7 @@ async def parent(_: int) -> None:
 async def test_a_continuation_that_cannot_be_recorded_ends_the_workflow_like_an_error(
     boki_context: boki.testing.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its children are closed, and its history is swept."""
+    """Its children are closed."""
 
     async def refuse(*_: object) -> NoReturn:
         raise TooLarge("the record is too large")

@@ -16,7 +16,7 @@ from boki.libs.bokiflow.gates.records import Admission, Asked, GateNote, GateRec
 from boki.libs.bokiflow.gates.spec import Limit, describe
 from boki.libs.bokiflow.gates.state import Gate
 from boki.libs.bokiflow.history import History, request_of
-from boki.libs.bokiflow.inbox import InboxReader, Taken
+from boki.libs.bokiflow.inbox import InboxReader
 from boki.libs.bokiflow.records import (
     CODEC,
     CancelRequested,
@@ -41,7 +41,7 @@ _LOOKED_AT: Final = 100
 async def pass_gate(ctx: Context, runnable: Runnable, limit: Limit, payload: Any, history: History) -> None:
     """Return when the workflow may begin. `WorkflowCancelled`: it may not. Raises `Suspend` until that is decided."""
     workflow, request, tag = runnable.name, request_of(ctx.invocation_id, history.life), inbox_tag(ctx.invocation_id)
-    inbox = InboxReader(ctx.logbook, tag, history.cursor, Taken(), lambda: None, history.forgotten)
+    inbox = InboxReader(ctx.logbook, tag, history.cursor, (), lambda: None, history.forgotten)
     inbox.lives = history.lives
     await until_answered(inbox.read_to_end)
     for letter in inbox.letters:
