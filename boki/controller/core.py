@@ -54,8 +54,6 @@ _CHANGE_TIMEOUT_US: Final = 5_000_000
 """A change that takes longer is begun again, from what the nodes say then."""
 _MIN_PAUSE_US: Final = 1_000_000
 _MAX_PAUSE_US: Final = 16_000_000
-_PROVEN_US: Final = 3_000_000
-"""A term that was led for this long before it ended was worth its beginning."""
 _INSTALL_REPEAT_US: Final = 500_000
 _PLACE_REPEAT_US: Final = 2_000_000
 _REMEMBERED_CHANGES: Final = 20
@@ -115,7 +113,6 @@ class ControllerCore:
         """Why this controller has begun its last change of terms."""
         self._began_at = 0
         self._pause_us = _MIN_PAUSE_US
-        self._led_at = 0
         self._rest_until = 0
         self._install_at = 0
         self._waiting = ""
@@ -249,14 +246,15 @@ class ControllerCore:
     # views
 
     def _take_views(self, views: Iterable[View], now_us: int) -> Iterable[Effect]:
-        news = [v for v in views if (not self.chain or v.term >= self.chain.first_term) and self.chain.add(v)]
+        news = [
+            view for view in views if (not self.chain or view.term >= self.chain.first_term) and self.chain.add(view)
+        ]
         self._term_since = now_us if news else self._term_since
         if not news or self.phase is Phase.FOLLOWING:
             return ()
         change, self._change = self._change, None
         self._move("new view")
         self._inventory.wants_all = True
-        self._led_at = 0
         self._rest_until = now_us + self._pause_us
         self._pause_us = min(2 * self._pause_us, _MAX_PAUSE_US)
         if change is None:
@@ -283,7 +281,7 @@ class ControllerCore:
         view = self.chain.current if self.chain else None
         leads = view is not None and all(self.heartbeats.leads(node, view) for node in view.primaries)
         if leads:
-            self._led_at = now_us
+            self._pause_us = _MIN_PAUSE_US
         if leads or now_us >= self._rest_until:
             self._move("rested")
 
@@ -362,8 +360,6 @@ class ControllerCore:
         if not sight.has_majority(plan.sequencers, plan.incarnations):
             self._waiting = f"{reason}; but no majority of the next term's sequencers answers"
             return ()
-        if self._led_at and now_us - self._led_at >= _PROVEN_US:
-            self._pause_us = _MIN_PAUSE_US
         self._move("change begun")
         self.reason, self._began_at = reason, now_us
         self._change = TermChange(view, plan, self.heartbeats.applied())

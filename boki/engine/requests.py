@@ -3,9 +3,6 @@
 A request is repeated to the log's primary until the entry shows up in the metalog; the primary drops doubles. Requests
 go out only while this engine follows the newest term: until then the term before may still hold the entry.
 
-**Trims go out in a window.** A primary takes an old number for a late repetition once it remembers 10,000 higher ones
-(`boki.sequencer.primary`). So no trim overtakes the oldest one that has not shown up by more than `TRIM_WINDOW`.
-
 **Fences.** `CloseShard(is_lost=True)` keeps a whole incarnation of an engine from appending to one log for the rest of
 the term. A fence is complete when every log of the term has it. It is also complete when the term ends and one log had
 it: the lost engine, if it lives, applies that log before it can open a shard of the next term, and stops there.
@@ -15,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Final
 
 import msgspec
@@ -33,8 +29,6 @@ Fenced = tuple[tuple[Term, LogId], set[int]]
 """A log of a term, and the incarnations that it has fenced."""
 
 _REPEAT_US: Final = 200_000
-TRIM_WINDOW: Final = 1_000
-"""As many requests as a primary keeps while a proposal is in flight."""
 
 
 @dataclass(slots=True)
@@ -82,13 +76,7 @@ class Requests:
     def trim(self, trim: Trims, waiter: Waiter, deadline_us: int, view: View | None) -> list[Unstamped]:
         """Want a trim. `view` is that of the newest term, None while an older one is followed."""
         self._trims[trim.request] = _PendingTrim(trim, waiter, deadline_us)
-        if view is None or trim.request >= self._window_end():
-            return []
-        return [_request(view, view.log_of(trim.book), trim)]
-
-    def _window_end(self) -> int:
-        """Trims from this number on wait for older ones. They stand in the order of their numbers."""
-        return next(iter(self._trims), 0) + TRIM_WINDOW
+        return [_request(view, view.log_of(trim.book), trim)] if view is not None else []
 
     def fence(self, incarnation: int, waiter: Waiter, deadline_us: int, view: View | None) -> list[Unstamped]:
         """Want an incarnation fenced; `Done` when it is."""
@@ -120,14 +108,8 @@ class Requests:
             case Trim(request=request) | ForgetTags(request=request):
                 pending = self._trims.get(request)
                 if pending is not None and pending.trim == entry:
-                    before = self._window_end()
                     del self._trims[request]
-                    admitted = range(before, self._window_end())
-                    waiting = [self._trims[number].trim for number in admitted if number in self._trims]
-                    return [
-                        Ended(pending.waiter, Done()),
-                        *(_request(view, view.log_of(trim.book), trim) for trim in waiting),
-                    ]
+                    return [Ended(pending.waiter, Done())]
             case CloseShard(shard, is_lost):
                 self._closing.pop(shard, None)
                 if is_lost:
@@ -169,8 +151,7 @@ class Requests:
         self._repeat_at = now_us + _REPEAT_US
         for number, log in self._closing.items():
             yield _request(view, log, CloseShard(number))
-        end = self._window_end()
-        for pending in takewhile(lambda pending: pending.trim.request < end, self._trims.values()):
+        for pending in self._trims.values():
             yield _request(view, view.log_of(pending.trim.book), pending.trim)
         for fence in self._fences:
             yield from self._requests_of(fence, view)

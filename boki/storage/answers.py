@@ -4,9 +4,6 @@ Taking "not here" for "never existed" is how logs lose data (BookKeeper BP-46), 
 "freed". What is missing counts as freed only if it had reached this disk before the question was put to it, and the
 shard was not sent away since. It counts as never had only above the end of a shard that the metalog has closed. All
 else is unknown. Bytes that fail a checksum are never given out, and are asked of the other replicas.
-
-A replica that repairs itself may have retired the floors of what it lacks (`boki.storage.sweep`). So it is given
-batches without the payloads of free records: the batch itself says which records these are.
 """
 
 from __future__ import annotations
@@ -18,11 +15,9 @@ from typing import Final
 
 from boki.errors import BokiError
 from boki.log.batch import Batch
-from boki.log.floors import Floors
 from boki.log.ids import NodeId
 from boki.protocol.effects import Effect, Load, Send, Trace
 from boki.protocol.messages import BatchesFetched, FetchBatches, Holding
-from boki.storage.freeing import without_free
 from boki.storage.holdings import Holdings
 from boki.storage.shards import ShardKey, batch_key, split_batch_key
 
@@ -44,9 +39,8 @@ class Question:
 class Answers:
     """Of one node. `on_damage(shard, first local id)` hears of batches that fail their checksums."""
 
-    def __init__(self, holdings: Holdings, floors: Floors, on_damage: Callable[[ShardKey, int], None]) -> None:
+    def __init__(self, holdings: Holdings, on_damage: Callable[[ShardKey, int], None]) -> None:
         self._holdings = holdings
-        self._floors = floors
         self._on_damage = on_damage
 
     def load(self, sender: NodeId, message: FetchBatches) -> Iterable[Effect]:
@@ -80,8 +74,6 @@ class Answers:
                 batch = Batch(value)
                 if message.needs_payloads:
                     batch.verify()
-                if message.spans_gaps:
-                    value = self._without_free(batch)
             except BokiError as failure:
                 error = self._report_damage(key, failure)
                 break
@@ -110,12 +102,6 @@ class Answers:
         yield Send(question.sender, found)
         if error:
             yield Trace(logging.ERROR, error)
-
-    def _without_free(self, batch: Batch) -> bytes:
-        header = batch.header
-        shard = self._holdings.shards.get((header.term, header.log, header.shard))
-        first_seqnum = shard.order.seqnum_of(header.first_lid) if shard is not None else None
-        return batch.data if first_seqnum is None else without_free(batch, first_seqnum, self._floors)
 
     def _report_damage(self, key: bytes, failure: BokiError) -> str:
         shard, first_lid = split_batch_key(key)

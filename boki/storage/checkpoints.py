@@ -11,9 +11,6 @@ takes its checkpoint away: last pages wait meanwhile.
 **What a complete checkpoint permits** is that others forget: sequencers drop the entries that it covers, and storage
 nodes the batches that are free. So it is complete only together with what this node itself has learnt from at least
 those entries, or a power cut of everybody could leave nobody who knows them.
-
-**When the disk is nearly full**, no whole index is taken in: it comes in addition to the one before, and would use up
-the reserve that trims need. What has come of one so far is dropped. Changes still come, until little of it is left.
 """
 
 from __future__ import annotations
@@ -28,7 +25,7 @@ import msgspec
 
 from boki.log.ids import LogId, NodeId
 from boki.log.metalog import Positions, covers, term_of
-from boki.protocol.effects import Delete, DiskReader, DiskRoom, Effect, Load, Put, Send, Store, Trace
+from boki.protocol.effects import Delete, DiskReader, Effect, Load, Put, Send, Trace
 from boki.protocol.messages import CheckpointFetched, CheckpointStored, FetchCheckpoint, StoreCheckpoint
 
 _NEWEST_KEY: Final = b"xa"
@@ -100,7 +97,6 @@ class IndexCheckpoints:
         self._newest = self._lineages.get(msgspec.msgpack.decode(stored, type=int)) if stored is not None else None
         self._applying: set[int] = set()
         self._fetched_at = -_LEASE_US
-        self._room = DiskRoom(True)
 
     @property
     def covered(self) -> tuple[int, Mapping[LogId, int]] | None:
@@ -124,16 +120,6 @@ class IndexCheckpoints:
 
     # storing
 
-    def change_room(self, room: DiskRoom) -> Iterable[Effect]:
-        """The disk has room, or none: then what has come of whole indexes gives its space back."""
-        self._room = room
-        halves = [] if room.has_room else [lineage for lineage in self._lineages.values() if not lineage.complete]
-        writes = [write for lineage in halves for write in self._drop(lineage)]
-        return (Store(writes),) if writes else ()
-
-    def _has_room_for(self, message: StoreCheckpoint) -> bool:
-        return self._room.has_room if message.number == 1 else self._room.may_store
-
     def store(self, sender: NodeId, message: StoreCheckpoint, applied: Positions, now_us: int) -> Kept | Load[Staged]:
         """Take in a page. `applied` is how far this node has followed the metalogs."""
         lineage = self._lineages.get(message.lineage)
@@ -148,8 +134,7 @@ class IndexCheckpoints:
         if message.number > lineage.complete + 1:
             return Kept((), self._answer(sender, lineage.number, lineage.complete, 0, lineage.complete > 0))
         is_early = message.is_last and not self._may_complete(message, applied, now_us)
-        is_untimely = message.page != lineage.pages or is_early or message.lineage in self._applying
-        if is_untimely or not self._has_room_for(message):
+        if message.page != lineage.pages or is_early or message.lineage in self._applying:
             return Kept((), self._answer(sender, lineage.number, message.number, lineage.pages, False))
         self._touch(lineage)
         if not message.is_last:

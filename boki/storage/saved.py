@@ -1,9 +1,8 @@
 """Whether anybody may still need a freed batch to come to its verdicts: what the saved indexes cover.
 
 A checkpoint of the index that is complete on this node counts for all engines: one that starts can take it from here.
-Engines that run are waited for all the same, as far as they hold the index or did so recently, because taking a
-checkpoint in mid-life costs them a restart. One that is gone forever holds up nothing, and neither does one that has
-lost its slot for an index: it is registered, and never saves one again.
+Engines that run are waited for all the same, as far as they are registered or were so recently, because taking a
+checkpoint in mid-life costs them a restart. One that is gone forever holds up nothing.
 
 Without any registration this is one process (`boki dev`), whose engine keeps its index itself; then its word is enough.
 """
@@ -19,7 +18,7 @@ from boki.protocol.messages import IndexSaved
 from boki.storage.shards import ShardKey
 
 _RECENT_US: Final = 600_000_000
-"""How long an engine without an index, or gone, is waited for: it may be starting again with its disk."""
+"""How long an engine that has gone is waited for: it may be starting again with its disk."""
 
 
 class SavedIndexes:
@@ -39,8 +38,8 @@ class SavedIndexes:
             self._gone_at.setdefault(engine, now_us)
 
     def note_members(self, membership: Membership, now_us: int) -> None:
-        """Which engines are registered now, and hold the index."""
-        self._engines = frozenset(member.node for member in membership.of(Role.ENGINE) if member.has_index)
+        """Who is registered now."""
+        self._engines = frozenset(member.node for member in membership.of(Role.ENGINE))
         for engine in self._saved:
             if engine in self._engines:
                 self._gone_at.pop(engine, None)

@@ -9,7 +9,7 @@ import pytest
 from boki.log.ids import NodeId, make_seqnum
 from boki.log.membership import Member, Membership, Role
 from boki.log.metalog import Trim, make_position
-from boki.protocol.effects import DiskRoom, Store
+from boki.protocol.effects import Store
 from boki.protocol.messages import (
     CheckpointFetched,
     CheckpointStored,
@@ -231,36 +231,6 @@ def test_lineages_that_nobody_goes_on_building_are_dropped() -> None:
         store(cluster, page(lineage, 1, 0, {b"i/%d" % lineage: b"1"}, is_last=False))
     assert len([key for key in cluster.world.disk(NODE).rows if key.startswith(b"xr")]) <= 3
     assert fetch(cluster)[0] == (1, 1)
-
-
-def test_a_whole_index_does_not_use_up_the_reserve_of_a_disk_that_is_nearly_full() -> None:
-    """It is refused from its first page on, half of one is dropped, and changes come only while they may be stored."""
-    cluster = Cluster()
-
-    def rows(kind: bytes) -> set[int]:
-        return {row[9] for row in cluster.world.disk(NODE).rows if row.startswith(kind)}
-
-    assert store(cluster, page(1, 1, 0, {b"i/a": b"1"})).is_complete
-    half = page(2, 1, 0, {b"i/a": b"1"}, is_last=False)
-    assert store(cluster, half).pages == 1
-    assert rows(b"xr") == {1, 2}
-    cluster.world.tell(NODE, DiskRoom(False))
-    cluster.world.run()
-    assert rows(b"xr") == rows(b"xm") == {1}
-    for message in (half, page(2, 1, 1, {b"i/b": b"2"}), page(3, 1, 0, {b"i/a": b"1"})):
-        answer = store(cluster, message)
-        assert (answer.lineage, answer.number, answer.pages) == (message.lineage, 1, 0)
-        assert not answer.is_complete
-    assert rows(b"xr") == {1}
-    assert store(cluster, page(1, 1, 0, {b"i/a": b"1"})).is_complete, "that one is here"
-    assert store(cluster, page(1, 2, 0, {b"i/b": b"2"})).is_complete
-    cluster.world.tell(NODE, DiskRoom(False, False))
-    assert not store(cluster, page(1, 3, 0, {b"i/c": b"3"})).is_complete
-    assert fetch(cluster) == ((1, 2), {b"i/a": b"1", b"i/b": b"2"})
-    cluster.world.tick(LEASE_TICKS)
-    cluster.world.tell(NODE, DiskRoom(True))
-    assert store(cluster, page(1, 3, 0, {b"i/c": b"3"})).is_complete
-    assert store(cluster, page(4, 1, 0, {b"i/a": b"1"})).is_complete
 
 
 def test_nothing_takes_a_checkpoint_away_while_it_is_being_fetched() -> None:

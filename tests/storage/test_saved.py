@@ -74,23 +74,3 @@ def test_an_engine_that_comes_back_in_time_is_waited_for_again() -> None:
     saved.note_members(members(3, "engine-1"), LATER_US // 2)
     saved.forget(LATER_US)
     assert not saved.covers(KEY, seqnum(5))
-
-
-def test_an_engine_that_has_lost_its_index_is_not_waited_for() -> None:
-    """It is registered under the same name and asks others: what it said last would hold up deletion forever."""
-    saved = SavedIndexes()
-    saved.cover(2, {0: seqnum(100)})
-    saved.note_members(members(1, "engine-1", "engine-2"), 0)
-    saved.note(NodeId("engine-1"), IndexSaved(2, {0: seqnum(5)}), 0)
-    saved.note(NodeId("engine-2"), IndexSaved(2, {0: seqnum(100)}), 0)
-    relay = Member(node=NodeId("engine-1"), role=Role.ENGINE, incarnation=2)
-    (holder,) = members(2, "engine-2").members
-    saved.note_members(Membership(number=2, members=(relay, holder)), 0)
-    saved.forget(LATER_US // 2)
-    assert not saved.covers(KEY, seqnum(5)), "it may be loading its index"
-    saved.forget(LATER_US)
-    assert saved.covers(KEY, seqnum(5))
-    saved.note_members(members(3, "engine-1", "engine-2"), LATER_US)
-    saved.note(NodeId("engine-1"), IndexSaved(2, {0: seqnum(7)}), LATER_US)
-    saved.forget(2 * LATER_US)
-    assert not saved.covers(KEY, seqnum(7)), "it has a slot again"

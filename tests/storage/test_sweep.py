@@ -26,9 +26,9 @@ NODE = "storage-1"
 class Swept(Cluster):
     """One node, one shard; counts what its sweeps load. `books` in order of local id."""
 
-    def __init__(self, nodes: int = 3) -> None:
-        super().__init__(nodes=nodes)
-        self.key: ShardKey = self.open(*self.names[:3])
+    def __init__(self) -> None:
+        super().__init__(nodes=3)
+        self.key: ShardKey = self.open(*self.names)
         self.world.tick(30)
         self.lid = 0
         self.books: list[tuple[str, str]] = []
@@ -240,78 +240,6 @@ def test_what_arrives_late_in_a_stretch_is_swept_too() -> None:
     cluster.trim("late")
     cluster.settle_sweeps()
     assert cluster.freed() == {0, 1, 2, 3}
-
-
-def lacks_late(cluster: Swept, *, others_know_trims: bool = True) -> None:
-    """NODE lacks the batch of local ids 1 and 2, of the book "late", and cannot fetch it; the others do not sweep."""
-    cluster.fill(("book", "tag"))
-    cluster.world.tick(10)
-    cluster.world.loses = lambda _sender, to, message: to == NODE and isinstance(message, BatchesFetched)
-    cluster.fill(("late", "tag"), ("late", "tag"))
-    cluster.world.queue = deque(
-        entry for entry in cluster.world.queue if entry[1] != NODE or not isinstance(entry[2], StoreBatch)
-    )
-    cluster.fill(("book", "tag"))
-    cluster.world.tick(10)
-    for node in cluster.names[1:]:
-        core = cluster.core(node)
-        core.sweep.tick = lambda *_args, **_options: []  # type: ignore[method-assign]
-        if not others_know_trims:  # without floors nothing is free there
-            core.answers._floors = Floors()
-
-
-@pytest.mark.parametrize("others_know_trims", [False, True])
-def test_what_is_lacking_while_its_trim_is_swept_is_freed_when_it_comes(others_know_trims: bool) -> None:
-    """Its floor is kept although nothing is below it here: the replica that gives it may not know of the trim."""
-    cluster = Swept()
-    lacks_late(cluster, others_know_trims=others_know_trims)
-    cluster.trim("late")
-    cluster.settle_sweeps()
-    cluster.world.tick(100)
-    cluster.world.loses = lambda _sender, _to, _message: False
-    cluster.world.tick(60)
-    assert cluster.core(NODE).holdings.shards[cluster.key].is_whole
-    assert cluster.freed() == ({1, 2} if others_know_trims else set())
-    cluster.world.tick(700)
-    assert cluster.freed() == {1, 2}
-    assert cluster.core(NODE).floors.rows() == [], "it is retired then"
-
-
-def test_books_with_floors_above_what_is_lacking_are_not_swept_all_the_time() -> None:
-    """It may be lacking for long: they are looked at again each half minute."""
-    cluster = Swept()
-    lacks_late(cluster)
-    cluster.trim("late")
-    cluster.settle_sweeps()
-    cluster.loads.clear()
-    cluster.world.tick(2400)
-    assert 1 <= cluster.loads.total() <= 16
-
-
-@pytest.mark.parametrize("size_bytes", [0, 100])
-def test_a_partly_free_batch_that_is_moved_is_deleted_when_the_rest_is_free(size_bytes: int) -> None:
-    """The floor of its free part has been retired long since where it comes to: the batch itself says what is free."""
-    cluster = Swept(nodes=4)
-    node = cluster.names[3]
-    chunks = [(encode_chunk("small", [Group([(bytes(size_bytes), ("tag",))])]), 1)]
-    chunks.append((encode_chunk("large", [Group([(bytes(9_000), ("tag",))])]), 1))
-    data = encode_batch(1, 0, cluster.key[2], 0, chunks)
-    cluster.batches[cluster.key].append(data)
-    for name in cluster.names[:3]:
-        cluster.world.tell(name, StoreBatch(data), ENGINE)
-    cluster.world.tick(10)
-    cluster.close(cluster.key)
-    cluster.trim("small")
-    cluster.world.tick(100)
-    assert not cluster.core(node).floors.rows()
-    assert cluster.core(NODE).floors.rows(), "it stands over half of the batch"
-    cluster.place(cluster.key, *cluster.names[1:])
-    cluster.world.tick(100)
-    assert cluster.count_on_disk(node, cluster.key) == 1
-    cluster.trim("large")
-    cluster.save()
-    cluster.world.tick(100)
-    assert cluster.count_on_disk(node, cluster.key) == 0
 
 
 @pytest.mark.parametrize("trims", [("book", "late"), ("late", "book")])

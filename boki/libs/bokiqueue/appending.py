@@ -251,9 +251,8 @@ async def _push_in_room(
             async with room(known.logbook, shared, settings, count, 0.0):
                 return await _append_pushes(known, settings, new, key)
         except QueueFull:
-            never = Expect(
-                records.stream_tag(known.name, new[0][0].shard), MAX_SEQNUM
-            )  # the log looks at the key first
+            # The log looks at the key first. What it refuses takes room until a trim passes it, so nothing is in it.
+            never = Expect(records.stream_tag(known.name, new[0][0].shard), MAX_SEQNUM)
             try:
                 return await _append_pushes(known, settings, new, key, never)
             except ConditionFailed as error:
@@ -266,8 +265,13 @@ async def _push_in_room(
 async def _append_pushes(
     known: KnownSettings, settings: Settings, new: Placed, key: str | None, *when: Expect
 ) -> Sequence[int]:
-    """Append the records: their seqnums, or those of the first use of the key. `KeyReused`"""
-    group = [(records.encode(push), records.record_tags(known.name, push.shard, settings.shards)) for push, _ in new]
+    """Append the records: their seqnums, or those of the first use of the key. `KeyReused`. With a condition only the
+    key is asked for.
+    """
+    group = [
+        (b"" if when else records.encode(push), records.record_tags(known.name, push.shard, settings.shards))
+        for push, _ in new
+    ]
     named = None if key is None else records.push_key(known.name, key)
     seqnums = await known.logbook.append_many(group, key=named, when=[known.stands(), *when])
     is_same = len(seqnums) == len(new) and (

@@ -325,10 +325,9 @@ class TargetCluster:
     def wipe(self, node: str) -> None:
         """See `faults.TargetCluster`."""
         self.pause(node)  # so that it writes nothing more, nor is started again, before its directory is gone
-        shutil.rmtree(self._cluster_folder / "nodes" / node)
-        if rider := self.rider_of(node):
-            # which may have lost it a moment ago
-            shutil.rmtree(self._cluster_folder / "nodes" / rider, ignore_errors=True)
+        for lost in filter(None, (node, self.rider_of(node))):
+            # which another fault may have taken a moment ago: those that are drawn together may meet
+            shutil.rmtree(self._cluster_folder / "nodes" / lost, ignore_errors=True)
         self.kill(node)
 
     async def incarnation(self, node: str) -> int:

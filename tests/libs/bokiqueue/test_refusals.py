@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 import boki.testing
-from boki import InvalidArgument, KeyReused, WrongType
+from boki import InvalidArgument, KeyReused, LogBook, WrongType
 from boki.libs.bokiqueue import Outbox, Queue, QueueFull
 from boki.libs.bokiqueue.messages import encode_body
 from tests.libs.bokiqueue.running import asynchronous
@@ -90,3 +91,24 @@ async def test_a_push_that_is_repeated_into_a_full_queue_is_told_its_first_ids(s
         assert (await queue.stats()).depth == 3
         assert await queue.pop() is not None
         assert await queue.push("four", key="m") not in (one, *more)
+
+
+@asynchronous
+async def test_a_refused_push_under_a_key_takes_no_room_in_the_log() -> None:
+    """Only its key is asked for: what the log refuses stays on its disks until a trim passes it."""
+    async with boki.testing.context() as ctx:
+        queue: Queue[Any] = Queue(ctx.logbook, "q")
+        await queue.create(max_length=1)
+        first = await queue.push("x", key="k")
+        sizes: list[int] = []
+        append_many = LogBook.append_many
+
+        async def measured(book: LogBook, records: Any, **options: Any) -> Any:
+            sizes.append(sum(len(data) for data, *_ in records))
+            return await append_many(book, records, **options)
+
+        with patch.object(LogBook, "append_many", measured):
+            with pytest.raises(QueueFull):
+                await queue.push("x" * 100_000, key="l")
+            assert await queue.push("x", key="k") == first
+        assert sizes == [0, 0]

@@ -142,10 +142,10 @@ def no_silence_after_a_restart() -> Any:
         def __getattr__(self, name: str) -> Any:
             return getattr(self.disk, name)
 
-    def eager(self: SequencerCore, *given: Any) -> Iterable[Effect]:
+    def eager(self: SequencerCore, views: Any) -> Iterable[Effect]:
         disk, self._disk = self._disk, Blank(self._disk)
         try:
-            return list(install(self, *given))
+            return list(install(self, views))
         finally:
             self._disk = disk
 
