@@ -39,6 +39,7 @@ from boki.protocol.calls import (
     CallStatus,
     InvocationState,
     Payload,
+    most_call_bytes,
     version_of,
 )
 from boki.retry import check_retry
@@ -77,6 +78,7 @@ __all__ = [
     "forget_tags",
     "invocation_id_of",
     "leave_append",
+    "most_call_bytes",
     "refuse_options",
     "register_body",
     "result_of",

@@ -78,6 +78,17 @@ other call runs with the version that runs then.
 """
 
 
+_CARRIED_BYTES: Final = 1 << 14
+"""How much more than at its acceptance a logged call may need when it is carried forward by a trim: for what its runs
+have ended with, and for all that it may be suspended for.
+"""
+
+
+def most_call_bytes(record_bytes: int) -> int:
+    """What a logged call may have with its payload, where a record may have that many bytes."""
+    return record_bytes - min(_CARRIED_BYTES, record_bytes // 4)
+
+
 def version_of(attributes: Mapping[str, Attribute] | None) -> int:
     """The version that a call with these attributes is pinned to; 0: it runs with what is deployed then."""
     found = (attributes or {}).get(PINNED, 0)

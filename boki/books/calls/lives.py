@@ -12,12 +12,8 @@ from boki.books.calls.waiting import Owner, Waiting
 from boki.errors import TooLarge
 from boki.log.limits import KIB
 from boki.log.operations import Failure
-from boki.protocol.calls import PINNED, Call, Outcome
+from boki.protocol.calls import PINNED, Call, Outcome, most_call_bytes
 
-_CARRIED_BYTES: Final = 16 * KIB
-"""How much more than at its acceptance a call may need when it is carried forward: for what its runs have ended with,
-and for all that it may be suspended for.
-"""
 _ATTENDED_BYTES: Final = 4 * KIB
 """How much less what attends to something may have, such as a schedule: calls that it starts with the same payload have
 longer names, and report to it.
@@ -26,7 +22,7 @@ longer names, and report to it.
 
 def check_size(entry: Accepted, most_bytes: int) -> None:
     """`TooLarge` for a call that could not be carried forward: it would hold up the trimming of all."""
-    limit = most_bytes - min(_CARRIED_BYTES, most_bytes // 4)
+    limit = most_call_bytes(most_bytes)
     if entry.call.chosen is not None and entry.call.chosen.attends:
         limit -= min(_ATTENDED_BYTES, most_bytes // 16)
     if len(entry.call.payload.data) < limit // 2:

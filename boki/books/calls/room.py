@@ -10,7 +10,7 @@ from boki.protocol.calls import Call
 
 _RETRY_AFTER_S: Final = 1
 _MORE_PART: Final = 8
-"""Calls that attend to something may be this part more, and this many: a kill begins one."""
+"""Calls that attend to something may be an eighth more, and at least eight: a kill begins one."""
 
 
 class Room(NamedTuple):

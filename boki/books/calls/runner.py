@@ -264,7 +264,7 @@ def _was_moved(job: _Job, call: Call) -> bool:
 def _is_held_up(job: _Job, call: Call) -> bool:
     """Whether the version of a call does not run, maybe for long, which is no lack of room: it is suspended then,
     because a call that is on record as one that runs cannot be moved to another version. Attempts are counted again
-    then, so not while they matter. What attends to something is not moved: its suspensions would be records for nobody.
+    then, so not while they matter. What attends to something is not moved: its suspensions would be records of no use.
     """
     if job.unavailable <= _OFFERS or (call.chosen is not None and call.chosen.attends):
         return False

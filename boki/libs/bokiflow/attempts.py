@@ -30,8 +30,8 @@ from boki.libs.fold.current_step import CURRENT_STEP
 _ENTRY_BYTES: Final = 4_096
 """What a record of a step's result needs beside the result, at most."""
 
-_NO_THREAD_US: Final = 1_000_000
-"""How long an attempt waits for which there was no thread."""
+NO_THREAD_US: Final = 1_000_000
+"""How long what has found no thread waits for one."""
 
 _CANCELLED: Final = "the step cancelled itself, or what it awaited was cancelled"
 
@@ -286,7 +286,7 @@ class Attempts:
         """There is no thread for the attempt, which was not begun: it is due soon, here or in another process."""
         self.count -= 1
         self._beats = 0
-        self.due_us = self._clock.now_us() + _NO_THREAD_US
+        self.due_us = self._clock.now_us() + NO_THREAD_US
         self._timer = self._clock.call_at(self.due_us, self._attempt)
         self._waiting()
 

@@ -1,8 +1,9 @@
 """Copies of a journal and of an inbox under the id of a fork, which are made before that begins.
 
-The copies of one fork are the same, byte for byte, whoever makes them, and so is its start: it is named after what the
-fork keeps. If whoever makes them is lost, or the start is refused, the same fork finds them when it is asked for again,
-and continues behind them. Two that are asked for at once write the same records.
+The copies of one fork are the same whichever process makes them, and so is its start: it is named after what the fork
+keeps. If that process is lost, or the start is refused, the same fork finds them when it is asked for again, and
+continues behind them. Of two that are asked for at once, one writes each record. Only the last record of the journal
+has a time of its own, that of the try which has written it: the fork's time continues from there.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from boki import AlreadyExists, ConditionFailed, Expect, LogBook, Record, WrongState
+from boki import AlreadyExists, ConditionFailed, Expect, LogBook, WrongState
 from boki.libs.bokiflow.branching import Branch, branch_at, copied_journal, copied_letter, letters_for, new_scope
 from boki.libs.bokiflow.history import History, life_of
-from boki.libs.bokiflow.inbox import PAGE_RECORDS
-from boki.libs.bokiflow.one_round import RoundOver, inbox_of
+from boki.libs.bokiflow.one_round import RoundOver, inbox_of, records_of
 from boki.libs.bokiflow.records import entry_of, inbox_tag, journal_tag
 from boki.libs.bokiflow.replaying import kept_letters, read_counted
+from boki.libs.fold.codec import runs
 from boki.libs.fold.retrying import until_answered, until_decided
 
 _AT_ONCE: Final = 100
@@ -88,7 +89,7 @@ async def _copy_inbox(logbook: LogBook, history: History, fork: Fork, in_use: Al
     requests = history.requests(fork.run)
     copies = [copied_letter(letter, requests) for letter in letters]
     tag = inbox_tag(fork.new_run)
-    stood = await _records(logbook, tag)
+    stood = await records_of(logbook, tag)
     if fork.stood:  # behind the copies stand messages to the fork
         is_free = [record.data for record in stood[: len(copies)]] == copies
     else:
@@ -96,29 +97,18 @@ async def _copy_inbox(logbook: LogBook, history: History, fork: Fork, in_use: Al
     if not is_free:
         raise in_use
     seqnums = [record.seqnum for record in stood[: len(copies)]]
-    for some in _groups(copies[len(seqnums) :]):
+    for some in runs(copies[len(seqnums) :], len, _AT_ONCE_BYTES, _AT_ONCE):
         records = [(data, [tag]) for data in some]
         append = partial(logbook.append_many, records, key=f"{fork.start} {len(seqnums)}")
         seqnums += await until_answered(append, "a copy of messages")
     return [(letter.seqnum, seqnum) for letter, seqnum in zip(letters, seqnums, strict=True)]
 
 
-async def _records(logbook: LogBook, tag: str) -> list[Record]:
-    found: list[Record] = []
-    start = 0
-    while True:
-        page = await until_answered(partial(logbook.read, tag, start=start, limit=PAGE_RECORDS))
-        if not page.records:
-            return found
-        found += page.records
-        start = page.next_start
-
-
 async def _write(logbook: LogBook, fork: Fork, records: list[bytes], in_use: AlreadyExists) -> None:
     """Write what is missing of the journal. Another try of the same fork may be under way."""
     tag, stood = journal_tag(fork.new_run), fork.stood
     while stood < len(records):
-        some = _groups(records[stood:])[0]
+        some = next(runs(records[stood:], len, _AT_ONCE_BYTES, _AT_ONCE))
         when = Expect(tag, count=fork.place + stood)
         append = partial(logbook.append_many, [(data, [tag]) for data in some], when=when)
         try:
@@ -133,21 +123,8 @@ async def _write(logbook: LogBook, fork: Fork, records: list[bytes], in_use: Alr
 
 
 async def drop_copies(logbook: LogBook, fork: Fork) -> None:
-    """Trim the copies of a fork which nobody else knows of, and which does not begin."""
+    """Trim the copies of a fork whose id no caller knows, and which does not begin."""
     for tag in (journal_tag(fork.new_run), inbox_tag(fork.new_run)):
         last = await logbook.check_tail(tag)
         if last is not None:
             await logbook.trim(last.next_seqnum, tag=tag)
-
-
-def _groups(records: list[bytes]) -> list[list[bytes]]:
-    """The records in groups that one append takes."""
-    found: list[list[bytes]] = []
-    size = 0
-    for data in records:
-        if not found or len(found[-1]) == _AT_ONCE or size + len(data) > _AT_ONCE_BYTES:
-            found.append([])
-            size = 0
-        found[-1].append(data)
-        size += len(data)
-    return found

@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final, TypeVar
 
-from boki import LogBook, WrongState
+from boki import LogBook, Record, WrongState
 from boki.libs.bokiflow.history import History
-from boki.libs.bokiflow.inbox import InboxReader, unawaited
+from boki.libs.bokiflow.inbox import PAGE_RECORDS, InboxReader, unawaited
 from boki.libs.bokiflow.records import inbox_tag, journal_tag
 from boki.libs.fold.retrying import until_answered
 
@@ -46,6 +46,18 @@ async def inbox_of(logbook: LogBook, run: str, history: History) -> InboxReader:
     await inbox.read_to_end()
     await check_round(logbook, run, history.next_start)
     return inbox
+
+
+async def records_of(logbook: LogBook, tag: str) -> list[Record]:
+    """All records of that tag."""
+    found: list[Record] = []
+    start = 0
+    while True:
+        page = await until_answered(partial(logbook.read, tag, start=start, limit=PAGE_RECORDS))
+        if not page.records:
+            return found
+        found += page.records
+        start = page.next_start
 
 
 async def check_round(logbook: LogBook, run: str, next_start: int) -> None:

@@ -13,7 +13,7 @@ from boki import CallCancelled, CorruptData, LogBook, Record, Trimmed
 from boki.extending import OVER, Payload
 from boki.libs.bokiflow.history import History
 from boki.libs.bokiflow.machine import Machine
-from boki.libs.bokiflow.one_round import check_round, of_one_round
+from boki.libs.bokiflow.one_round import check_round, of_one_round, records_of
 from boki.libs.bokiflow.reads import NotingWay, Reads
 from boki.libs.bokiflow.records import inbox_tag, journal_tag
 from boki.libs.bokiflow.replaying import Runnable, at_the_end, recorded_payload
@@ -21,7 +21,6 @@ from boki.libs.bokiflow.replaying import Runnable, at_the_end, recorded_payload
 VERSION: Final = 1
 NO_PAYLOAD: Final = Payload("bytes", b"")
 """What a workflow begins with that takes no payload."""
-_PAGE_RECORDS: Final = 1_000
 
 
 class RecordedRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -109,8 +108,8 @@ async def record(
 
 
 async def _records(logbook: LogBook, workflow: str, flow_id: str, invocation_id: str, *, has_ended: bool) -> Recorded:
-    journal = _as_recorded(await _read(logbook, journal_tag(invocation_id)))
-    inbox = _as_recorded(await _read(logbook, inbox_tag(invocation_id)))
+    journal = _as_recorded(await records_of(logbook, journal_tag(invocation_id)))
+    inbox = _as_recorded(await records_of(logbook, inbox_tag(invocation_id)))
     await check_round(logbook, invocation_id, journal[-1].seqnum + 1 if journal else 0)
     return Recorded(
         workflow=workflow,
@@ -138,17 +137,6 @@ async def _reads(
 def _end(machine: Machine, _variables: Variables) -> int:
     """Where the replay has taken the log to end; 0: it did not have to."""
     return machine.position.seqnum if machine.position.is_chosen else 0
-
-
-async def _read(logbook: LogBook, tag: str) -> list[Record]:
-    found: list[Record] = []
-    start = 0
-    while True:
-        page = await logbook.read(tag, start=start, limit=_PAGE_RECORDS)
-        if not page.records:
-            return found
-        found += page.records
-        start = page.next_start
 
 
 def _as_recorded(records: Sequence[Record]) -> tuple[RecordedRecord, ...]:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 from boki import InvalidArgument, LogBook
-from boki.extending import Function, Payload
+from boki.extending import Function, Payload, most_call_bytes
 from boki.libs.bokiflow.body import BODY, PAYLOAD_MARK, Body
 from boki.libs.bokiflow.history import History
 from boki.libs.bokiflow.inbox import Letter, letter_of
@@ -38,8 +38,6 @@ _ENTRY_BYTES: Final = 4_096
 """What the record of a continuation needs beside its payload, at most."""
 _KEPT_BYTES: Final = 16
 """What it needs for a message beside its data."""
-_CARRIED_BYTES: Final = 16_384
-"""How much less than a record a logged call with its payload may have."""
 
 
 class Runnable(Protocol):
@@ -255,7 +253,7 @@ def most_payload_bytes(logbook: LogBook, history: History | None = None) -> int:
     record_bytes = logbook.session.caller.limits.record_bytes
     kept_bytes = 0 if history is None else size_of_kept(history.kept)
     most = record_bytes - _ENTRY_BYTES - kept_bytes
-    started = record_bytes - _ENTRY_BYTES - min(_CARRIED_BYTES, record_bytes // 4)
+    started = most_call_bytes(record_bytes) - _ENTRY_BYTES
     continued = history.continued if history is not None else None
     return most if continued is not None and len(continued.payload.data) > started else min(most, started)
 

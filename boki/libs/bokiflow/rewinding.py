@@ -1,8 +1,8 @@
 """Rewinds a workflow to a step, and forks one: acts for `Handle.rewind` and `Handle.fork`.
 
 Both write a journal before the workflow runs, under the condition that nothing else was written meanwhile. A rewind is
-one record. A fork is a copy of what is kept, the messages included: see `boki.libs.bokiflow.copying`. If whoever does
-it is lost in between, the workflow has not begun, and the same may be asked for again.
+one record. A fork is a copy of what is kept, the messages included: see `boki.libs.bokiflow.copying`. If the process
+is lost in between, the workflow has not begun, and the same may be asked for again.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ async def fork(
 ) -> int:
     """Begin a workflow of a new id with the history of that one up to a step: the number of the step.
 
-    `is_named`: whoever asks knows the id, and may ask for the same again.
+    `is_named`: the caller knows the id, and may ask for the same again.
     """
     run = call.id
     _check_alone(call, "fork")

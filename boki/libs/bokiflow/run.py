@@ -16,6 +16,7 @@ import msgspec
 
 from boki import CallLost, Context, InvalidArgument, NoSuchInvocation
 from boki.extending import CallsById, Function, Payload, Suspend, WakeOn, decode_any, encode_any
+from boki.libs.bokiflow.attempts import NO_THREAD_US
 from boki.libs.bokiflow.beginning import QueryRequest
 from boki.libs.bokiflow.body import Body, ContinueAsNew
 from boki.libs.bokiflow.calling import Calling
@@ -41,8 +42,6 @@ from boki.libs.bokiflow.work import JOINS
 from boki.libs.fold.retrying import until_answered
 
 _NOTE_CHARS = 200
-_NO_THREAD_US: Final = 1_000_000
-"""When another run begins after one that got no thread."""
 MAX_LOSSES: Final = 8
 """So often in a row runs may be lost without progress before their workflow is paused."""
 MAX_REPLAYS: Final = 3
@@ -120,7 +119,7 @@ async def _run(ctx: Context, workflow: Limited, arguments: tuple[Any, ...], run_
             except Overtaken:
                 was_overtaken = was_overtaken or execution.journal.is_overtaken
             except NoThread as error:
-                raise Suspend(clock_of(ctx).now_us() + _NO_THREAD_US, note=str(error)) from error
+                raise Suspend(clock_of(ctx).now_us() + NO_THREAD_US, note=str(error)) from error
             except (Diverged, Unreadable) as error:
                 await execution.close()
                 await _pause(ctx, str(error))

@@ -326,8 +326,9 @@ class TargetCluster:
         """See `faults.TargetCluster`."""
         self.pause(node)  # so that it writes nothing more, nor is started again, before its directory is gone
         for lost in filter(None, (node, self.rider_of(node))):
-            # which another fault may have taken a moment ago: those that are drawn together may meet
-            shutil.rmtree(self._cluster_folder / "nodes" / lost, ignore_errors=True)
+            folder = self._cluster_folder / "nodes" / lost
+            if folder.exists():  # else another fault that was drawn with this one has taken it
+                shutil.rmtree(folder)
         self.kill(node)
 
     async def incarnation(self, node: str) -> int:

@@ -84,7 +84,7 @@ async def _page(
         if not is_workflow(asked.gateway, call.function):
             continue
         one = Schedule(call.function, call.name, asked.gateway.ledger, asked.session.logbook(call.book))
-        with suppress(NoSuchSchedule):  # it is being deleted, or whoever has deleted it was lost
+        with suppress(NoSuchSchedule):  # it is being deleted, or the process that deleted it was lost
             found.append(await one.state())
     return {"schedules": [schedule_shape(one) for one in found]} | ({"before": str(page.before)} if page.before else {})
 

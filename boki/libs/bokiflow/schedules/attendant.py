@@ -121,7 +121,7 @@ class _Attendant:
             call_id = self._state.call_id(key)
             try:
                 state = await self._calls.state(call_id)
-                if state.attributes.get(BY) != self._name:  # it has ended, and somebody else has begun its id again
+                if state.attributes.get(BY) != self._name:  # it has ended, and another caller has begun its id again
                     self._state.end(call_id, 0)
                 elif self._state.closing == "kill":
                     await kill_tree(self._ctx, call_id, self._keep_s, state.life_us)

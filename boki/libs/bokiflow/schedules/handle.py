@@ -218,7 +218,7 @@ class Schedule:
         try:
             await self._say(Deleted())
         except NoSuchSchedule:
-            await self._end_attendant()  # whoever has deleted it may have been lost right then
+            await self._end_attendant()  # the process that deleted it may have been lost right then
             raise
         await self._end_attendant()
 
