@@ -167,7 +167,7 @@ class FlowClient:
         UTF-8.
         """
         found = self.schedule_handle(workflow, id, book=book)
-        said = encode_any(creation_of(workflow, payload, options), f"schedule of {found.workflow}")
+        said = creation_of(workflow, payload, options)
         await self._client.page(schedule_path_of(found.workflow, found.id), {"book": book}, said, posts=True)
         return found
 

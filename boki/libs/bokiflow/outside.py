@@ -43,7 +43,7 @@ class ScheduleOptions(TypedDict, total=False):
     overlap: Overlap
     catch_up_s: float
     jitter_s: float
-    attributes: Mapping[str, Attribute]
+    attributes: Mapping[str, Attribute] | None
     is_paused: bool
     if_exists: IfExists
 
@@ -72,17 +72,19 @@ def payload_of(workflow: Workflow[Any, Any] | str, payload: tuple[Any, ...]) -> 
     return None
 
 
-def creation_of(
-    workflow: Workflow[Any, Any] | str, payload: tuple[Any, ...], options: ScheduleOptions
-) -> dict[str, Any]:
+def creation_of(workflow: Workflow[Any, Any] | str, payload: tuple[Any, ...], options: ScheduleOptions) -> Payload:
     """What a gateway is sent to create a schedule. `InvalidArgument` for bytes that are no text: JSON has no place."""
+    given = {name: value for name, value in options.items() if value is not None}
+    said = msgspec.json.decode(encode_any(given, f"schedule of {name_of(workflow)}").data, type=dict[str, msgspec.Raw])
     found = payload_of(workflow, payload)
-    if found is None:
-        return {**options}
-    if found.encoding == "json":
-        return {**options, "payload": msgspec.Raw(found.data)}
+    if found is not None:
+        said["payload"] = msgspec.Raw(found.data if found.encoding == "json" else _as_json_text(found.data, workflow))
+    return Payload("json", msgspec.json.encode(said))
+
+
+def _as_json_text(data: bytes, workflow: Workflow[Any, Any] | str) -> bytes:
     try:
-        return {**options, "payload": found.data.decode()}
+        return msgspec.json.encode(data.decode())
     except UnicodeDecodeError:
         raise InvalidArgument(
             f"the payload of a schedule of {name_of(workflow)} is sent as JSON, and these bytes are no UTF-8: create "

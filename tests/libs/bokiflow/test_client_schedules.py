@@ -102,13 +102,21 @@ def test_what_a_schedule_is_given_arrives_as_it_was(url: str) -> None:
     uvloop.run(scenario())
 
 
+def test_what_a_schedule_is_given_may_hold_nothing() -> None:
+    """A payload with null in it, and options that are None, which are left out."""
+    said = creation_of("any", ({"a": None, "n": 1 << 63},), {"every_s": 5, "attributes": None})
+    assert said.data == b'{"every_s":5,"payload":{"a":null,"n":9223372036854775808}}'
+
+
 def test_what_cannot_be_sent_is_refused() -> None:
     """Before anything is sent: bytes that JSON has no place for, ids and keys that are empty or too long."""
-    assert creation_of(seal, (b"a text",), {"every_s": 5})["payload"] == "a text"
+    assert creation_of(seal, (b"a text",), {"every_s": 5}).data == b'{"every_s":5,"payload":"a text"}'
     with pytest.raises(InvalidArgument, match="no UTF-8"):
         creation_of(seal, (b"\xff",), {})
     with pytest.raises(InvalidArgument, match="needs a payload"):
         creation_of(seal, (), {})
+    with pytest.raises(InvalidArgument, match="holds an object"):
+        creation_of(report, (), {"every_s": object()})  # type: ignore[typeddict-item]
     with BlockingClient("http://127.0.0.1:1") as client:
         flows = BlockingFlowClient(client)
         for bad in ("", "i" * 121):
