@@ -289,6 +289,7 @@ class Disk:
         self._loop = loop
         self._on_failure = on_failure
         self._reserve_bytes = reserve_bytes
+        self._had_room = True
         self._loads = Loads(self.scan, loop)
         self._redo: RedoLog | None = None
         self._own_syncs = 0
@@ -430,11 +431,14 @@ class Disk:
         stat = os.statvfs(self.path)
         return stat.f_bavail * stat.f_frsize
 
-    @property
-    def room(self) -> DiskRoom:
-        """Whether records may be added. The last quarter of the reserve is for trims, metalogs and compaction alone."""
-        free_bytes = self.free_bytes
-        return DiskRoom(free_bytes > self._reserve_bytes, free_bytes > self._reserve_bytes // 4)
+    def find_room(self) -> DiskRoom:
+        """Whether records may be added. The last quarter of the reserve is for trims, metalogs and compaction alone.
+        Once it was touched, there is room again when an eighth more than the reserve is free: else what comes in the
+        moment after that would touch it again.
+        """
+        free_bytes, reserve_bytes = self.free_bytes, self._reserve_bytes
+        self._had_room = free_bytes > reserve_bytes + (0 if self._had_room else reserve_bytes // 8)
+        return DiskRoom(self._had_room, free_bytes > reserve_bytes // 4, reserve_bytes)
 
     def close(self) -> None:
         """Write what is pending, stop the thread and close the database. Loads under way are not answered.

@@ -73,7 +73,8 @@ class Host:
         self._carry_out = carry_out
         self._inbox: list[tuple[NodeId, Any]] = []
         self._scheduled = False
-        self._room = DiskRoom(True)
+        self._room = True, True
+        """Whether the disk has room, and may store, as the core was told."""
         self._timer: TimerHandle | None = None
         self._resting = core if isinstance(core, Resting) else None
         self._rests = False
@@ -205,9 +206,11 @@ class Host:
             self._drain()
         if self.stopped:
             return
-        if self._watches_room and self.disk is not None and (room := self.disk.room) != self._room:
-            self._room = room
-            self.deliver(self.node, room)
+        if self._watches_room and self.disk is not None:
+            room = self.disk.find_room()
+            if (room.has_room, room.may_store) != self._room:
+                self._room = room.has_room, room.may_store
+                self.deliver(self.node, room)
         now = now_us()
         try:
             self.perform(self.core.tick(now))

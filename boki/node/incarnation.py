@@ -404,7 +404,7 @@ class RoleIncarnation(Generic[ConfigType]):
         if self.disk is not None:
             status["disk"] = {
                 "free_bytes": self.disk.free_bytes,
-                "has_room": self.disk.room.has_room,
+                "has_room": self.disk.find_room().has_room,
                 "syncs": self.disk.sync_count,
             }
         follower = getattr(self.host.core, "follower", None) if self.host is not None else None

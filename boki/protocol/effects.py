@@ -118,6 +118,8 @@ class DiskRoom:
 
     has_room: bool
     may_store: bool = True
+    reserve_bytes: int = 0
+    """How much is kept free."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,8 @@ class FetchBatches(Message, frozen=True):
     """engine, storage -> storage. The batches that cover `first_lid` until `until_lid`, whole, from the start on.
 
     The answer may stop early at `max_bytes`. Without `needs_payloads` only the columns are checked, for an index that
-    must not stall because of a damaged payload. With `spans_gaps` it continues behind what has been freed.
+    must not stall because of a damaged payload. With `spans_gaps` it continues behind what has been freed, and
+    brings no payloads of records that are free.
     → `BatchesFetched`
     """
 

@@ -4,6 +4,9 @@ Taking "not here" for "never existed" is how logs lose data (BookKeeper BP-46), 
 "freed". What is missing counts as freed only if it had reached this disk before the question was put to it, and the
 shard was not sent away since. It counts as never had only above the end of a shard that the metalog has closed. All
 else is unknown. Bytes that fail a checksum are never given out, and are asked of the other replicas.
+
+A replica that repairs itself may have retired the floors of what it lacks (`boki.storage.sweep`). So it is given
+batches without the payloads of free records: the batch itself says which records these are.
 """
 
 from __future__ import annotations
@@ -15,14 +18,18 @@ from typing import Final
 
 from boki.errors import BokiError
 from boki.log.batch import Batch
+from boki.log.floors import Floors
 from boki.log.ids import NodeId
 from boki.protocol.effects import Effect, Load, Send, Trace
 from boki.protocol.messages import BatchesFetched, FetchBatches, Holding
+from boki.storage.freeing import without_free
 from boki.storage.holdings import Holdings
 from boki.storage.shards import ShardKey, batch_key, split_batch_key
 
 _ANSWER_BYTES: Final = 1 << 20
 """More is not given at once: others wait for this node, too."""
+_BUSY_REPAIR_BYTES: Final = 128 << 10
+"""Nor is more than this to one that repairs itself, while appends come in: what is free has to be looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +46,20 @@ class Question:
 class Answers:
     """Of one node. `on_damage(shard, first local id)` hears of batches that fail their checksums."""
 
-    def __init__(self, holdings: Holdings, on_damage: Callable[[ShardKey, int], None]) -> None:
+    def __init__(self, holdings: Holdings, floors: Floors, on_damage: Callable[[ShardKey, int], None]) -> None:
         self._holdings = holdings
+        self._floors = floors
         self._on_damage = on_damage
 
-    def load(self, sender: NodeId, message: FetchBatches) -> Iterable[Effect]:
-        """Look for what is asked for."""
+    def load(self, sender: NodeId, message: FetchBatches, *, is_busy: bool) -> Iterable[Effect]:
+        """Look for what is asked for. `is_busy`: appends are coming in."""
         if message.until_lid <= message.first_lid:
             return ()
         key = (message.term, message.log, message.shard)
         shard = self._holdings.shards.get(key)
         known = (shard.written_until, shard.generation) if shard is not None else (0, 0)
-        question = Question(sender, message, *known, min(max(1, message.max_bytes), _ANSWER_BYTES))
+        most = _BUSY_REPAIR_BYTES if is_busy and message.spans_gaps else _ANSWER_BYTES
+        question = Question(sender, message, *known, min(max(1, message.max_bytes), most))
         return (self._load(question, batch_key(key, 0)),)
 
     @staticmethod
@@ -74,6 +83,8 @@ class Answers:
                 batch = Batch(value)
                 if message.needs_payloads:
                     batch.verify()
+                if message.spans_gaps:
+                    value = self._without_free(batch)
             except BokiError as failure:
                 error = self._report_damage(key, failure)
                 break
@@ -102,6 +113,12 @@ class Answers:
         yield Send(question.sender, found)
         if error:
             yield Trace(logging.ERROR, error)
+
+    def _without_free(self, batch: Batch) -> bytes:
+        header = batch.header
+        shard = self._holdings.shards.get((header.term, header.log, header.shard))
+        first_seqnum = shard.order.seqnum_of(header.first_lid) if shard is not None else None
+        return batch.data if first_seqnum is None else without_free(batch, first_seqnum, self._floors)
 
     def _report_damage(self, key: bytes, failure: BokiError) -> str:
         shard, first_lid = split_batch_key(key)

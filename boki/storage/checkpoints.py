@@ -11,6 +11,10 @@ takes its checkpoint away: last pages wait meanwhile.
 **What a complete checkpoint permits** is that others forget: sequencers drop the entries that it covers, and storage
 nodes the batches that are free. So it is complete only together with what this node itself has learnt from at least
 those entries, or a power cut of everybody could leave nobody who knows them.
+
+**When the disk is nearly full**, a whole index may have a quarter of the reserve. It comes in addition to the one
+before, and a larger one would use up what trims need; but without any, nothing that is trimmed could be deleted after
+an engine has started again. What has come of a larger one is dropped. Changes still come, until little space is left.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ import msgspec
 
 from boki.log.ids import LogId, NodeId
 from boki.log.metalog import Positions, covers, term_of
-from boki.protocol.effects import Delete, DiskReader, Effect, Load, Put, Send, Trace
+from boki.protocol.effects import Delete, DiskReader, DiskRoom, Effect, Load, Put, Send, Store, Trace
 from boki.protocol.messages import CheckpointFetched, CheckpointStored, FetchCheckpoint, StoreCheckpoint
 
 _NEWEST_KEY: Final = b"xa"
@@ -48,6 +52,8 @@ class _Lineage(msgspec.Struct, array_like=True):
     pages: int = 0
     positions: Positions = {}
     next_seqnums: dict[LogId, int] = {}
+    size_bytes: int = 0
+    """What has come of the first checkpoint, while it is not complete."""
 
 
 class _Page(msgspec.Struct, frozen=True, array_like=True):
@@ -97,6 +103,7 @@ class IndexCheckpoints:
         self._newest = self._lineages.get(msgspec.msgpack.decode(stored, type=int)) if stored is not None else None
         self._applying: set[int] = set()
         self._fetched_at = -_LEASE_US
+        self._room = DiskRoom(True)
 
     @property
     def covered(self) -> tuple[int, Mapping[LogId, int]] | None:
@@ -120,6 +127,22 @@ class IndexCheckpoints:
 
     # storing
 
+    def change_room(self, room: DiskRoom) -> Iterable[Effect]:
+        """The disk has room, or none: then what has come of a large index gives its space back."""
+        self._room = room
+        halves = [] if self._has_room_for_index(0) else self._halves()
+        writes = [write for lineage in halves for write in self._drop(lineage)]
+        return (Store(writes),) if writes else ()
+
+    def _halves(self) -> list[_Lineage]:
+        return [lineage for lineage in self._lineages.values() if not lineage.complete]
+
+    def _has_room_for_index(self, size_bytes: int) -> bool:
+        """Whether what has come of whole indexes may become that much more."""
+        held_bytes = sum(lineage.size_bytes for lineage in self._halves())
+        is_small = held_bytes + size_bytes <= self._room.reserve_bytes // 4
+        return self._room.has_room or (self._room.may_store and is_small)
+
     def store(self, sender: NodeId, message: StoreCheckpoint, applied: Positions, now_us: int) -> Kept | Load[Staged]:
         """Take in a page. `applied` is how far this node has followed the metalogs."""
         lineage = self._lineages.get(message.lineage)
@@ -134,9 +157,13 @@ class IndexCheckpoints:
         if message.number > lineage.complete + 1:
             return Kept((), self._answer(sender, lineage.number, lineage.complete, 0, lineage.complete > 0))
         is_early = message.is_last and not self._may_complete(message, applied, now_us)
-        if message.page != lineage.pages or is_early or message.lineage in self._applying:
+        is_untimely = message.page != lineage.pages or is_early or message.lineage in self._applying
+        size_bytes = sum(len(key) + len(value) for key, value in message.rows) if message.number == 1 else 0
+        has_room = self._has_room_for_index(size_bytes) if message.number == 1 else self._room.may_store
+        if is_untimely or not has_room:
             return Kept((), self._answer(sender, lineage.number, message.number, lineage.pages, False))
         self._touch(lineage)
+        lineage.size_bytes += size_bytes
         if not message.is_last:
             lineage.pages += 1
             writes = (*self._make_room(), *self._page_writes(message), self._meta(lineage))
@@ -170,7 +197,7 @@ class IndexCheckpoints:
 
     def _complete(self, sender: NodeId, message: StoreCheckpoint, writes: Iterable[Put | Delete]) -> Kept:
         lineage = self._lineages[message.lineage]
-        lineage.complete, lineage.pages = message.number, 0
+        lineage.complete, lineage.pages, lineage.size_bytes = message.number, 0, 0
         lineage.positions, lineage.next_seqnums = message.positions, message.next_seqnums
         changes: list[Put | Delete] = [self._delete(_STAGED, message.lineage)]
         newest = self._newest

@@ -109,10 +109,10 @@ class StorageCore:
         self.reports = Reports(self.holdings, incarnation, mate)
         self.needed = Needed(self.holdings, self.reports)
         self.repair = Repair(self.holdings, repair_bytes_per_s)
-        self.answers = Answers(self.holdings, self._on_damage)
         self.saved = SavedIndexes()
         self.checkpoints = IndexCheckpoints(incarnation, disk)
         self.floors = Floors(state.floors, state.retired)
+        self.answers = Answers(self.holdings, self.floors, self._on_damage)
         self.sweep = Sweep(self.floors, self.holdings, self.saved.covers, self._on_damage, state.waits_below)
         self._recovered: Positions = state.applied
         self._witness = Witness(disk)
@@ -140,7 +140,7 @@ class StorageCore:
             case Metalog():
                 self.follower.offer(message, now_us, sender)
             case FetchBatches():
-                return self.answers.load(sender, message)
+                return self.answers.load(sender, message, is_busy=self.repair.is_busy(now_us))
             case Loaded():
                 return self._take_loaded(message, now_us)
             case Written():
@@ -316,7 +316,7 @@ class StorageCore:
         self.reports.has_room, self._intake.may_store = room.has_room, room.may_store
         self.reports.widen(key for key in self._open if key[0] == self.follower.term)
         word = "has room again" if room.has_room else "is nearly full: appends are refused, reads and trims go on"
-        return (Trace(logging.WARNING, f"the disk {word}"),)
+        return (*self.checkpoints.change_room(room), Trace(logging.WARNING, f"the disk {word}"))
 
     # following the metalogs
 

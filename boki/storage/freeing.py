@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+from boki.log.batch import Batch, BatchHeader, encode_batch
 from boki.log.chunk import Chunk
-from boki.log.floors import DELETED
+from boki.log.floors import DELETED, Floors
 from boki.log.ids import KEY_TAG_PREFIX, is_system_tag
+
+_FEW_FLOORS: Final = 64
+"""More cost more to go through than the chunk's own tags to decode."""
 
 
 class Freeing(NamedTuple):
@@ -29,7 +33,7 @@ class Freeing(NamedTuple):
 def freeing(chunk: Chunk, first_seqnum: int, floors: Mapping[str | None, int]) -> Freeing:
     """See `Freeing`. `floors` are those of the chunk's book."""
     gone = {i for i in range(chunk.count) if chunk.is_freed(i)} if chunk.has_freed else set()
-    if not any(floor > first_seqnum for floor in floors.values()):
+    if len(floors) <= _FEW_FLOORS and not any(floor > first_seqnum for floor in floors.values()):
         return Freeing(sorted(gone), 0, set())  # no trim has come so far: its tags need not be decoded
     passed = {
         tag: min(chunk.count, floor - first_seqnum)
@@ -50,6 +54,26 @@ def freeing(chunk: Chunk, first_seqnum: int, floors: Mapping[str | None, int]) -
         if any(i not in gone for i in _below(rows.get(tag, ()) if tag else range(chunk.count), until))
     }
     return Freeing(free, sum(sizes[i] for i in fresh), standing)
+
+
+def without_free(batch: Batch, first_seqnum: int, floors: Floors) -> bytes:
+    """The batch without the payloads of its free records: what has them not yet freed need not know their floors."""
+    found: list[tuple[Chunk, list[int]]] = []
+    seqnum = first_seqnum
+    for chunk in batch.chunks:
+        known = [i for i in range(chunk.count) if chunk.is_freed(i)] if chunk.has_freed else []
+        free = freeing(chunk, seqnum, floors.of(chunk.book)).free if len(known) < chunk.count else known
+        found.append((chunk, free if len(free) > len(known) else []))
+        seqnum += chunk.count
+    if not any(free for _, free in found):
+        return batch.data
+    chunks = [(chunk.drop_payloads(free) if free else chunk.data, chunk.count) for chunk, free in found]
+    return rewritten(batch.header, chunks)
+
+
+def rewritten(header: BatchHeader, chunks: Sequence[tuple[bytes, int]]) -> bytes:
+    """The same batch with other bytes of its chunks."""
+    return encode_batch(header.term, header.log, header.shard, header.first_lid, chunks)
 
 
 def _kept(count: int, rows: Mapping[str, Sequence[int]], passed: Mapping[str | None, int]) -> set[int]:

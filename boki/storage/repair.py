@@ -208,7 +208,7 @@ class Repair:
         self._tokens -= lane.page_bytes
         lane.request, lane.peer, lane.asked_at = self._numbers, peer, now_us
         wanted = (*lane.key, lane.next_lid, lane.until_lid, lane.page_bytes)
-        return (Send(peer, FetchBatches(lane.request, *wanted, spans_gaps=not lane.is_mend)),)
+        return (Send(peer, FetchBatches(lane.request, *wanted, spans_gaps=True)),)
 
     def _choose(self, lane: _Lane, now_us: int) -> NodeId | None:
         """Whom to ask: one who is registered and answers, if there is one; others all the same."""

@@ -1,8 +1,9 @@
 """Whether anybody may still need a freed batch to come to its verdicts: what the saved indexes cover.
 
 A checkpoint of the index that is complete on this node counts for all engines: one that starts can take it from here.
-Engines that run are waited for all the same, as far as they are registered or were so recently, because taking a
-checkpoint in mid-life costs them a restart. One that is gone forever holds up nothing.
+Engines that run are waited for all the same, as far as they hold the index or did so recently, because taking a
+checkpoint in mid-life costs them a restart. One that is gone forever holds up nothing, and neither does one that has
+lost its slot for an index: it is registered, and never saves one again.
 
 Without any registration this is one process (`boki dev`), whose engine keeps its index itself; then its word is enough.
 """
@@ -18,7 +19,7 @@ from boki.protocol.messages import IndexSaved
 from boki.storage.shards import ShardKey
 
 _RECENT_US: Final = 600_000_000
-"""How long an engine that has gone is waited for: it may be starting again with its disk."""
+"""How long an engine without an index, or gone, is waited for: it may be starting again with its disk."""
 
 
 class SavedIndexes:
@@ -28,6 +29,8 @@ class SavedIndexes:
         self._saved: dict[NodeId, IndexSaved] = {}
         self._gone_at: dict[NodeId, int] = {}
         self._engines: frozenset[NodeId] | None = None
+        self._relays: frozenset[NodeId] = frozenset()
+        """Registered without the index: relays, and engines that still catch up with it."""
         self._covered: Mapping[LogId, int] | None = None
         self._covered_term: Term = 0
 
@@ -35,11 +38,16 @@ class SavedIndexes:
         """An engine has saved its index. What it said on its way out may come when it has gone."""
         self._saved[engine] = message
         if self._engines is not None and engine not in self._engines:
-            self._gone_at.setdefault(engine, now_us)
+            if engine in self._relays:
+                self._gone_at[engine] = now_us  # it saves an index, so it is no relay: it catches up, however long
+            else:
+                self._gone_at.setdefault(engine, now_us)
 
     def note_members(self, membership: Membership, now_us: int) -> None:
-        """Who is registered now."""
-        self._engines = frozenset(member.node for member in membership.of(Role.ENGINE))
+        """Which engines are registered now, and hold the index."""
+        engines = membership.of(Role.ENGINE)
+        self._engines = frozenset(member.node for member in engines if member.has_index)
+        self._relays = frozenset(member.node for member in engines) - self._engines
         for engine in self._saved:
             if engine in self._engines:
                 self._gone_at.pop(engine, None)

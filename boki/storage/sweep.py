@@ -13,7 +13,8 @@ becomes free does so when the last of its floors passes it. So a trim costs what
 A floor is kept while a record is left below it, or it would rise again. So a sweep notes the floors under which there
 are surviving records, and of each stretch, too, for sweeps that pass it by; of the books that a sweep was about, floors
 under which there are none are retired when it is done. A floor above a record that was still on its way to the disk
-when the sweep began is kept, and its book is swept again.
+when the sweep began is kept, and its book is swept again. So is one above a record that this node lacked then, some
+time later: the replica that gives the record may not have learnt of the trim.
 """
 
 from __future__ import annotations
@@ -25,18 +26,22 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from boki.errors import BokiError
-from boki.log.batch import Batch, BatchHeader, encode_batch
+from boki.log.batch import Batch
 from boki.log.chunk import Chunk
 from boki.log.floors import FloorRow, Floors
 from boki.log.ids import MAX_SEQNUM, LogId, split_seqnum
 from boki.protocol.effects import Delete, Effect, Load, Put, Store, Trace
-from boki.storage.freeing import freeing
+from boki.storage.freeing import freeing, rewritten
 from boki.storage.holdings import Holdings
 from boki.storage.shards import ShardKey, after_shard, batch_key, split_batch_key
 
 STEP_BYTES: Final = 256 << 10
 _BUSY_STEP_BYTES: Final = 64 << 10
 _PAUSE_US: Final = 2_000_000
+_LATE_US: Final = 30_000_000
+"""After this long books are swept again whose floors stand above what was lacking here."""
+_LATE_FLOORS: Final = 5_000
+"""No more than this are kept for what is lacking, in all: it may be lacking forever."""
 _NOTE_BYTES: Final = 2 << 20
 _NOTE_BOOKS: Final = 32
 _NOTE_FLOORS: Final = 256
@@ -124,11 +129,17 @@ class Sweep:
         self._is_damaged = False
         self._unwritten: dict[LogId, int] = {}
         """Of each log, the first record that was still on its way to the disk when the sweep began."""
+        self._lacking_from = MAX_SEQNUM
+        """The first record that was ordered and to be here, and had not come when the sweep began."""
+        self._late: dict[str, int] = {}
+        """Books that are swept again because of what was lacking, and how many of their floors were kept for it."""
+        self._late_at = 0
         self._at: tuple[ShardKey, int] | None = None
         self._books: set[str] = set()
         self._goal: list[FloorRow] = []
         self._lows: dict[str, int] = {}
         """Of each book that the sweep is about: nothing below has become free since it was swept last."""
+        self._lowest = 0
         self._swept: dict[tuple[str, str | None], int] = {}
         """Floors as they were when they were swept last."""
         self._standing: set[tuple[str, str | None]] = set()
@@ -156,6 +167,9 @@ class Sweep:
     def tick(self, now_us: int, *, is_busy: bool) -> list[Effect]:
         """Begin a sweep, or take its next step: a smaller one while somebody waits for this node."""
         if self._at is None:
+            if self._late and now_us >= self._late_at:
+                self.request(self._late)
+                self._late = {}
             if not self._requested or now_us < self._next_at:
                 return []
             self._begin(now_us)
@@ -195,7 +209,8 @@ class Sweep:
             before = self._swept.get((book, tag)) or self._floors.retired_at(book, tag)
             if floor > before:
                 self._lows[book] = min(self._lows[book], before)
-        self._unwritten = self._find_unwritten()
+        self._lowest = min(self._lows.values(), default=self._limit)
+        self._unwritten, self._lacking_from = self._find_unwritten(), self._find_lacking()
         self.waits_below = 0
         self._next_at = now_us + _PAUSE_US
         self._at, self._standing = ((0, 0, 0), 0), set()
@@ -205,13 +220,34 @@ class Sweep:
             self._moved |= self._books
             return
         self._swept.update({(book, tag): floor for book, tag, floor in self._goal})
-        early = [row for row in self._goal if row[2] > self._unwritten.get(split_seqnum(row[2])[1], MAX_SEQNUM)]
-        self._floors.drop(set(self._goal).difference(early, (row for row in self._goal if row[:2] in self._standing)))
+        early = [row for row in self._goal if self._is_early(row[2])]
+        late = self._keep_late([row for row in self._goal if row[2] > self._lacking_from])
+        standing = [row for row in self._goal if row[:2] in self._standing]
+        self._floors.drop(set(self._goal).difference(early, late, standing))
         if early:
             self.request(book for book, _, _ in early)
         for book, tag, _ in self._goal:
             if tag not in self._floors.of(book):
                 del self._swept[book, tag]
+
+    def _is_early(self, floor: int) -> bool:
+        """Whether it stands above a record that was on its way: of its log, or of an earlier term, which had others."""
+        term, log, _ = split_seqnum(floor)
+        return any(
+            first < floor and (of == log or split_seqnum(first)[0] < term) for of, first in self._unwritten.items()
+        )
+
+    def _keep_late(self, late: Sequence[FloorRow]) -> Sequence[FloorRow]:
+        """Those of the late floors that are kept; their books are swept again some time later."""
+        for book in self._books:
+            self._late.pop(book, None)  # counted again
+        room = _LATE_FLOORS - sum(self._late.values())
+        kept = late[-room:] if room > 0 else ()
+        if kept and not self._late:
+            self._late_at = self._next_at + _LATE_US
+        for book, _, _ in kept:
+            self._late[book] = self._late.get(book, 0) + 1
+        return kept
 
     def _find_unwritten(self) -> dict[LogId, int]:
         """Of each log, the first record that is on its way to the disk. Floors above it stay: it is to be freed."""
@@ -221,6 +257,14 @@ class Sweep:
             if seqnum is not None:
                 first[key[1]] = min(seqnum, first.get(key[1], seqnum))
         return first
+
+    def _find_lacking(self) -> int:
+        found = MAX_SEQNUM
+        for key, shard in self._holdings.shards.items():
+            if not shard.is_whole and self._holdings.is_wanted(key):
+                seqnum = shard.order.seqnum_of(shard.stored_until)
+                found = found if seqnum is None else min(found, seqnum)
+        return found
 
     def _next_step(self, max_bytes: int) -> SweepStep | None:
         """What to look at next from where the sweep is; None if that stretch or shard was skipped."""
@@ -252,7 +296,7 @@ class Sweep:
         moved = self._books if note.books is None else self._books & note.books
         if moved:
             last = self._holdings.shards[key].order.seqnum_of(note.until_lid - 1)
-            low = min(self._lows[book] for book in moved)
+            low = self._lowest if note.books is None else min(self._lows[book] for book in moved)
             if note.standing is None or last is None or last >= low:
                 return False
         return not (note.waits_until and self._is_saved(key, note.waits_until - 1))
@@ -366,7 +410,7 @@ class Sweep:
         left.standing = standing
         seen.add(left)
         self._standing |= standing
-        return (Put(key, self._rewritten(batch.header, chunks)),) if is_rewritten else ()
+        return (Put(key, rewritten(batch.header, chunks)),) if is_rewritten else ()
 
     def _look_at_others(self, batch: Batch) -> None:
         """Floors of other books may have stood over this batch alone: the next sweep tells."""
@@ -383,7 +427,3 @@ class Sweep:
             standing |= {(chunk.book, tag) for tag in freeing(chunk, seqnum, self._floors.of(chunk.book)).standing}
             seqnum += count
         return standing
-
-    @staticmethod
-    def _rewritten(header: BatchHeader, chunks: Sequence[tuple[bytes, int]]) -> bytes:
-        return encode_batch(header.term, header.log, header.shard, header.first_lid, chunks)

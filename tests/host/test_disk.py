@@ -263,10 +263,27 @@ def test_a_disk_has_room_while_more_than_its_reserve_is_free(tmp_path: Path) -> 
         loop = asyncio.get_running_loop()
         disk = Disk(tmp_path / "d", loop, on_failure=pytest.fail, reserve_bytes=1)
         full = Disk(tmp_path / "f", loop, on_failure=pytest.fail, reserve_bytes=1 << 60)
-        assert disk.room == DiskRoom(True)
-        assert full.room == DiskRoom(False, may_store=False)
+        assert disk.find_room() == DiskRoom(True, reserve_bytes=1)
+        assert full.find_room() == DiskRoom(False, may_store=False, reserve_bytes=1 << 60)
         disk.close()
         full.close()
+
+    in_loop(body())
+
+
+def test_a_disk_whose_reserve_was_touched_has_room_again_a_little_above_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else what is appended in the next moment would touch it again."""
+
+    async def body() -> None:
+        disk = Disk(tmp_path / "d", asyncio.get_running_loop(), on_failure=pytest.fail, reserve_bytes=800)
+        found = []
+        for free_bytes in (801, 800, 801, 900, 901, 801):
+            monkeypatch.setattr(Disk, "free_bytes", property(lambda _disk, free=free_bytes: free))
+            found.append(disk.find_room().has_room)
+        assert found == [True, False, False, False, True, True]
+        disk.close()
 
     in_loop(body())
 

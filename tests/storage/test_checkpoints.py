@@ -9,7 +9,7 @@ import pytest
 from boki.log.ids import NodeId, make_seqnum
 from boki.log.membership import Member, Membership, Role
 from boki.log.metalog import Trim, make_position
-from boki.protocol.effects import Store
+from boki.protocol.effects import DiskRoom, Store
 from boki.protocol.messages import (
     CheckpointFetched,
     CheckpointStored,
@@ -231,6 +231,61 @@ def test_lineages_that_nobody_goes_on_building_are_dropped() -> None:
         store(cluster, page(lineage, 1, 0, {b"i/%d" % lineage: b"1"}, is_last=False))
     assert len([key for key in cluster.world.disk(NODE).rows if key.startswith(b"xr")]) <= 3
     assert fetch(cluster)[0] == (1, 1)
+
+
+def test_a_whole_index_does_not_use_up_the_reserve_of_a_disk_that_is_nearly_full() -> None:
+    """It is refused from its first page on, half of one is dropped, and changes come only while they may be stored."""
+    cluster = Cluster()
+
+    def rows(kind: bytes) -> set[int]:
+        return {row[9] for row in cluster.world.disk(NODE).rows if row.startswith(kind)}
+
+    assert store(cluster, page(1, 1, 0, {b"i/a": b"1"})).is_complete
+    half = page(2, 1, 0, {b"i/a": b"1"}, is_last=False)
+    assert store(cluster, half).pages == 1
+    assert rows(b"xr") == {1, 2}
+    cluster.world.tell(NODE, DiskRoom(False))
+    cluster.world.run()
+    assert rows(b"xr") == rows(b"xm") == {1}
+    for message in (half, page(2, 1, 1, {b"i/b": b"2"}), page(3, 1, 0, {b"i/a": b"1"})):
+        answer = store(cluster, message)
+        assert (answer.lineage, answer.number, answer.pages) == (message.lineage, 1, 0)
+        assert not answer.is_complete
+    assert rows(b"xr") == {1}
+    assert store(cluster, page(1, 1, 0, {b"i/a": b"1"})).is_complete, "that one is here"
+    assert store(cluster, page(1, 2, 0, {b"i/b": b"2"})).is_complete
+    cluster.world.tell(NODE, DiskRoom(False, False))
+    assert not store(cluster, page(1, 3, 0, {b"i/c": b"3"})).is_complete
+    assert fetch(cluster) == ((1, 2), {b"i/a": b"1", b"i/b": b"2"})
+    cluster.world.tick(LEASE_TICKS)
+    cluster.world.tell(NODE, DiskRoom(True))
+    assert store(cluster, page(1, 3, 0, {b"i/c": b"3"})).is_complete
+    assert store(cluster, page(4, 1, 0, {b"i/a": b"1"})).is_complete
+
+
+def test_a_small_index_fits_into_the_reserve_of_a_disk_that_is_nearly_full() -> None:
+    """Else nothing that is trimmed could be deleted after an engine has started again; of all of them a quarter."""
+    cluster = Cluster()
+    room = DiskRoom(False, reserve_bytes=40_000)
+    assert store(cluster, page(2, 1, 0, {b"i/a": bytes(9_000)}, is_last=False)).pages == 1
+    assert store(cluster, page(2, 1, 1, {b"i/b": bytes(900)}, is_last=False)).pages == 2
+    cluster.world.tell(NODE, room)
+    cluster.world.run()
+    assert store(cluster, page(3, 1, 0, {b"i/a": bytes(200)}, is_last=False)).pages == 0, "together they are too large"
+    cluster.crash(NODE)
+    cluster.start(NODE)
+    cluster.world.tell(NODE, room)
+    assert store(cluster, page(2, 1, 2, {b"i/c": bytes(200)})).pages == 2, "it is counted from the disk"
+    assert store(cluster, page(2, 1, 2, {b"i/c": bytes(10)})).is_complete
+    cluster.world.tick(LEASE_TICKS)
+    assert store(cluster, page(4, 1, 0, {b"i/a": bytes(9_900)}, is_last=False)).pages == 1
+    assert store(cluster, page(4, 1, 1, {b"i/b": bytes(10)})).is_complete
+    assert fetch(cluster)[0] == (4, 1)
+    assert store(cluster, page(5, 1, 0, {b"i/a": bytes(9_900)}, is_last=False)).pages == 1
+    cluster.world.tell(NODE, DiskRoom(False, False, 40_000))
+    cluster.world.run()
+    assert not [row for row in cluster.world.disk(NODE).rows if row.startswith(b"xm") and row[9] == 5], "it is dropped"
+    assert store(cluster, page(6, 1, 0, {b"i/a": b"1"})).pages == 0
 
 
 def test_nothing_takes_a_checkpoint_away_while_it_is_being_fetched() -> None:

@@ -71,3 +71,5 @@ def test_a_record_is_free_when_no_row_shows_it(
     }
     assert found.standing == standing
     assert freeing(chunk, FIRST, floors.of("other")).free == sorted(gone)
+    far = {f"far-{number}": 1 for number in range(100)}
+    assert freeing(chunk, FIRST, {**far, **floors.of("book")}) == found, "floors of other tags change nothing"

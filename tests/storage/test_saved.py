@@ -74,3 +74,37 @@ def test_an_engine_that_comes_back_in_time_is_waited_for_again() -> None:
     saved.note_members(members(3, "engine-1"), LATER_US // 2)
     saved.forget(LATER_US)
     assert not saved.covers(KEY, seqnum(5))
+
+
+def test_an_engine_that_has_lost_its_index_is_not_waited_for() -> None:
+    """It is registered under the same name and asks others: what it said last would hold up deletion forever."""
+    saved = SavedIndexes()
+    saved.cover(2, {0: seqnum(100)})
+    saved.note_members(members(1, "engine-1", "engine-2"), 0)
+    saved.note(NodeId("engine-1"), IndexSaved(2, {0: seqnum(5)}), 0)
+    saved.note(NodeId("engine-2"), IndexSaved(2, {0: seqnum(100)}), 0)
+    relay = Member(node=NodeId("engine-1"), role=Role.ENGINE, incarnation=2)
+    (holder,) = members(2, "engine-2").members
+    saved.note_members(Membership(number=2, members=(relay, holder)), 0)
+    saved.forget(LATER_US // 2)
+    assert not saved.covers(KEY, seqnum(5)), "it may be loading its index"
+    saved.forget(LATER_US)
+    assert saved.covers(KEY, seqnum(5))
+    saved.note_members(members(3, "engine-1", "engine-2"), LATER_US)
+    saved.note(NodeId("engine-1"), IndexSaved(2, {0: seqnum(7)}), LATER_US)
+    saved.forget(2 * LATER_US)
+    assert not saved.covers(KEY, seqnum(7)), "it has a slot again"
+
+
+def test_an_engine_that_catches_up_is_waited_for_however_long_that_takes() -> None:
+    """It is registered without the index until then, and says again and again how far it has saved it."""
+    saved = SavedIndexes()
+    saved.cover(2, {0: seqnum(100)})
+    loading = Member(node=NodeId("engine-1"), role=Role.ENGINE, incarnation=2)
+    saved.note_members(Membership(number=1, members=(loading,)), 0)
+    for minute in range(1, 31):
+        saved.note(NodeId("engine-1"), IndexSaved(2, {0: seqnum(minute)}), minute * 60_000_000)
+        saved.forget(minute * 60_000_000)
+        assert not saved.covers(KEY, seqnum(minute))
+    saved.forget(30 * 60_000_000 + LATER_US)
+    assert saved.covers(KEY, seqnum(30)), "it has said nothing more"
