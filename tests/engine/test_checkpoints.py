@@ -16,7 +16,7 @@ from boki.log.membership import Member, Membership, Role
 from boki.log.metalog import make_position
 from boki.log.operations import TrimBook
 from boki.log.record import Expect
-from boki.protocol.effects import EngineNews, Send
+from boki.protocol.effects import DiskRoom, EngineNews, Send
 from boki.protocol.follower import COORDINATOR
 from boki.protocol.messages import (
     BatchesFetched,
@@ -359,6 +359,31 @@ def test_another_engine_goes_on_when_the_first_is_gone() -> None:
     cluster.start_engine("engine-1")
     cluster.until_ready("engine-1")
     assert cluster.texts(engine="engine-1") == ["x", "y"]
+
+
+def test_full_disks_keep_the_index_that_they_have_and_take_another_once_they_have_room() -> None:
+    """A whole index is sent when an engine starts again: without room its pages come seldom, and none stays."""
+    cluster = made()
+    cluster.append("before")
+    save(cluster)
+    storage = cluster.views[0].storage
+    kept = {node: kept_rows(cluster.disk(node)) for node in storage}
+    for node in storage:
+        cluster.tell(node, DiskRoom(False))
+    cluster.crash("engine-1")
+    cluster.start_engine("engine-1")
+    cluster.until_ready("engine-1")
+    cluster.sent.clear()
+    cluster.tick(1200)
+    assert {node: kept_rows(cluster.disk(node)) for node in storage} == kept
+    assert not any(answer.is_complete for answer in cluster.messages(CheckpointStored))
+    assert 0 < len(cluster.messages(StoreCheckpoint)) <= 60 * len(storage)
+    for node in storage:
+        cluster.tell(node, DiskRoom(True))
+    cluster.append("after")
+    cluster.tick(500)
+    save(cluster)
+    assert all(kept_rows(cluster.disk(node)) == index_rows(cluster.disk("engine-1")) for node in storage)
 
 
 def test_pages_that_are_lost_are_sent_again() -> None:

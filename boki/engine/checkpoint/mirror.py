@@ -7,11 +7,13 @@ metalog entries superfluous; they are dropped one checkpoint later, so that an e
 before still finds them.
 
 A node that falls behind, or comes later, is left out: it can only be sent a whole index again. That is done when too
-few nodes are left, and once in a while if any is left out.
+few nodes are left, and if any is left out, between two checkpoints: ever more rarely while one is left out each time,
+because its disk is full or hangs. A whole index is sent the faster, the more has changed since it began.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +22,7 @@ from typing import Final
 from boki.log.ids import NodeId
 from boki.log.metalog import Positions, split_position
 from boki.log.view import View
-from boki.protocol.effects import Delete, DiskReader, Effect, Put, Send
+from boki.protocol.effects import Delete, DiskReader, Effect, Put, Send, Trace
 from boki.protocol.messages import CheckpointStored, DropEntries, IndexSaved, StoreCheckpoint
 
 INDEX_KEYS: Final = ((b"f", b"f\x00"), (b"i/", b"i0"), (b"p", b"p\x00"))
@@ -29,6 +31,8 @@ INDEX_KEYS: Final = ((b"f", b"f\x00"), (b"i/", b"i0"), (b"p", b"p\x00"))
 _WINDOW: Final = 4
 """This many pages of a checkpoint wait to be stored by the slowest node that takes part."""
 _BYTES_A_SECOND: Final = 4 << 20
+_HURRY: Final = 8
+"""A whole index is sent at that rate and up to this many times more, as the queue behind it fills."""
 _QUEUE_BYTES: Final = 64 << 20
 _LINEAGE_BITS: Final = 20
 _REPEAT_US: Final = 1_000_000
@@ -36,6 +40,7 @@ _LAG_US: Final = 10_000_000
 """A node that has stored nothing for this long, while others have all, is left out."""
 _BACKOFF_US: Final = 10_000_000
 _RENEW_US: Final = 300_000_000
+_MAX_RENEW_US: Final = 3_600_000_000
 
 _Writes = Sequence[Put | Delete]
 
@@ -87,6 +92,9 @@ class Mirror:
         self._last: Saved | None = None
         self._storage: Sequence[NodeId] = ()
         self._began_at = 0
+        self._renew_us = _RENEW_US
+        self._renewed_for: set[NodeId] = set()
+        """The nodes that were left out when it began again for that."""
         self._next_at = 0
         self._has_emptied = False
         """Whether a node that took part has come back without anything: it can be sent a whole index at once."""
@@ -120,21 +128,17 @@ class Mirror:
 
     def tick(self, view: View, storage: Sequence[NodeId], now_us: int) -> list[Effect]:
         """Send what is due. `storage`: the nodes that exist; none if it is not for this engine to do it."""
-        earned = (now_us - self._ticked_at) * _BYTES_A_SECOND // 1_000_000
+        is_base = self._build is not None and self._build.number == 1
+        hurry = 1 + _HURRY * self._queued_bytes / _QUEUE_BYTES if is_base else 1
+        earned = int((now_us - self._ticked_at) * _BYTES_A_SECOND * hurry) // 1_000_000
         # one page too many at most: appends continue beside
-        self._allowance = min(self._allowance + earned, self._page_bytes)
+        self._allowance = min(self._allowance + earned, int(self._page_bytes * hurry))
         self._ticked_at = now_us
         self._storage = storage if len(storage) >= view.write_quorum else ()
         if not self._keepers:
             return []
-        has_left_out = any(node not in self._keepers for node in self._storage)
-        if (
-            not self._storage
-            or self._queued_bytes > _QUEUE_BYTES
-            or (has_left_out and now_us - self._began_at > _RENEW_US)
-        ):
-            self._abandon(now_us)
-            return []
+        if why := self._why_not(now_us):
+            return [self._abandon(why, now_us)]
         if self._build is None and self._queue:
             writes, saved = self._queue.popleft()
             self._queued_bytes -= _size(writes)
@@ -142,10 +146,24 @@ class Mirror:
             for keeper in self._keepers.values():
                 keeper.stored_pages, keeper.sent_page, keeper.advanced_at = 0, -1, now_us
                 keeper.is_complete = False
-        self._leave_out(view, now_us)
-        return [*self._finish(view), *self._send(now_us)]
+        return [*self._leave_out(view, now_us), *self._finish(view), *self._send(now_us)]
 
-    def _abandon(self, now_us: int, backoff_us: int = _BACKOFF_US) -> None:
+    def _why_not(self, now_us: int) -> str:
+        """Why this lineage does not continue, in words; empty if it does."""
+        if not self._storage:
+            return "it is not for this engine to do it, or too few storage nodes are there"
+        if self._queued_bytes > _QUEUE_BYTES:
+            return f"{self._queued_bytes >> 20} MiB of changes wait for the nodes"
+        left_out = set(self._storage) - self._keepers.keys()
+        if not left_out <= self._renewed_for or (not left_out and self._number):
+            self._renew_us, self._renewed_for = _RENEW_US, set()
+        if left_out and self._build is None and now_us - self._began_at > self._renew_us:
+            self._renew_us, self._renewed_for = min(2 * self._renew_us, _MAX_RENEW_US), left_out
+            return f"to take in {', '.join(sorted(left_out))}, too"
+        return ""
+
+    def _abandon(self, why: str, now_us: int, backoff_us: int = _BACKOFF_US) -> Trace:
+        number = self._number
         self._keepers.clear()
         self._queue.clear()
         self._queued_bytes = 0
@@ -153,16 +171,20 @@ class Mirror:
         self._last = None
         self._has_emptied = False
         self._next_at = now_us + backoff_us
+        done = f"after checkpoint {number}" if number else "before its first checkpoint was complete"
+        return Trace(logging.INFO, f"the mirrored index begins again {done}: {why}")
 
-    def _leave_out(self, view: View, now_us: int) -> None:
+    def _leave_out(self, view: View, now_us: int) -> Iterable[Effect]:
         """Nobody waits for a node that does not continue, or that has gone; then others may take its place at once."""
         has_gone = not self._keepers.keys() <= set(self._storage)
         for node, keeper in list(self._keepers.items()):
             is_slow = not keeper.is_complete and now_us - keeper.advanced_at > _LAG_US
             if node not in self._storage or (self._build is not None and is_slow):
                 del self._keepers[node]
-        if len(self._keepers) < view.write_quorum:
-            self._abandon(now_us, 0 if has_gone else _REPEAT_US if self._has_emptied else _BACKOFF_US)
+        if len(self._keepers) >= view.write_quorum:
+            return ()
+        backoff_us = 0 if has_gone else _REPEAT_US if self._has_emptied else _BACKOFF_US
+        return (self._abandon("too few storage nodes keep it", now_us, backoff_us),)
 
     def _send(self, now_us: int) -> list[Effect]:
         build = self._build
