@@ -3,6 +3,10 @@
 A request is repeated to the log's primary until the entry shows up in the metalog; the primary drops doubles. Requests
 go out only while this engine follows the newest term: until then the term before may still hold the entry.
 
+**Trims go out in a window.** A primary takes an old number for a late repetition once it remembers 10,000 higher ones
+(`boki.sequencer.primary`). So no trim overtakes the oldest one of its log that has not shown up by more than
+`TRIM_WINDOW` others of that log.
+
 **Fences.** `CloseShard(is_lost=True)` keeps a whole incarnation of an engine from appending to one log for the rest of
 the term. A fence is complete when every log of the term has it. It is also complete when the term ends and one log had
 it: the lost engine, if it lives, applies that log before it can open a shard of the next term, and stops there.
@@ -12,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Final
 
 import msgspec
@@ -29,6 +34,8 @@ Fenced = tuple[tuple[Term, LogId], set[int]]
 """A log of a term, and the incarnations that it has fenced."""
 
 _REPEAT_US: Final = 200_000
+TRIM_WINDOW: Final = 1_000
+"""As many requests as a primary keeps while a proposal is in flight."""
 
 
 @dataclass(slots=True)
@@ -38,6 +45,43 @@ class _PendingTrim:
     trim: Trims
     waiter: Waiter
     deadline_us: int
+    window: _TrimWindow | None = None
+    """That of its log in the newest term."""
+    place: int = 0
+
+
+@dataclass(slots=True)
+class _TrimWindow:
+    """The pending trims of one log, by place: in the order of their numbers."""
+
+    trims: dict[int, _PendingTrim] = field(default_factory=dict)
+    _oldest: int = 0
+    _next: int = 0
+
+    @property
+    def end(self) -> int:
+        """Trims with places from this one on wait for older ones."""
+        while self._oldest < self._next and self._oldest not in self.trims:
+            self._oldest += 1
+        return self._oldest + TRIM_WINDOW
+
+    def add(self, pending: _PendingTrim) -> bool:
+        """Give it a place. → whether it may go out at once"""
+        pending.window, pending.place = self, self._next
+        self.trims[self._next] = pending
+        self._next += 1
+        return pending.place < self.end
+
+    def remove(self, pending: _PendingTrim) -> list[_PendingTrim]:
+        """→ those that may go out now"""
+        before = self.end
+        del self.trims[pending.place]
+        return [self.trims[place] for place in range(before, min(self.end, self._next)) if place in self.trims]
+
+    def admitted(self) -> Iterable[_PendingTrim]:
+        """Those that may go out."""
+        end = self.end
+        return takewhile(lambda pending: pending.place < end, self.trims.values())
 
 
 @dataclass(slots=True)
@@ -57,6 +101,8 @@ class Requests:
     opening: dict[LogId, OpenShard] = field(default_factory=dict)
     _closing: dict[ShardId, LogId] = field(default_factory=dict)
     _trims: dict[int, _PendingTrim] = field(default_factory=dict)
+    _windows: dict[LogId, _TrimWindow] = field(default_factory=dict)
+    _windows_term: Term = 0
     _fences: list[_PendingFence] = field(default_factory=list)
     _repeat_at: int = 0
 
@@ -75,8 +121,23 @@ class Requests:
 
     def trim(self, trim: Trims, waiter: Waiter, deadline_us: int, view: View | None) -> list[Unstamped]:
         """Want a trim. `view` is that of the newest term, None while an older one is followed."""
-        self._trims[trim.request] = _PendingTrim(trim, waiter, deadline_us)
-        return [_request(view, view.log_of(trim.book), trim)] if view is not None else []
+        pending = self._trims[trim.request] = _PendingTrim(trim, waiter, deadline_us)
+        if view is None:
+            return []
+        self._arrange(view)
+        window = pending.window
+        is_admitted = pending.place < window.end if window is not None else self._join(pending, view)
+        return [_request(view, view.log_of(trim.book), trim)] if is_admitted else []
+
+    def _arrange(self, view: View) -> None:
+        """Each term has logs of its own, and primaries that remember nothing of the one before."""
+        if view.term != self._windows_term:
+            self._windows_term, self._windows = view.term, {}
+            for pending in self._trims.values():
+                self._join(pending, view)
+
+    def _join(self, pending: _PendingTrim, view: View) -> bool:
+        return self._windows.setdefault(view.log_of(pending.trim.book), _TrimWindow()).add(pending)
 
     def fence(self, incarnation: int, waiter: Waiter, deadline_us: int, view: View | None) -> list[Unstamped]:
         """Want an incarnation fenced; `Done` when it is."""
@@ -108,14 +169,20 @@ class Requests:
             case Trim(request=request) | ForgetTags(request=request):
                 pending = self._trims.get(request)
                 if pending is not None and pending.trim == entry:
-                    del self._trims[request]
-                    return [Ended(pending.waiter, Done())]
+                    admitted = self._end_trim(request)
+                    # of an older term, they are dealt to its logs: the next tick deals them again
+                    trims = [other.trim for other in admitted] if view.term == self._windows_term else []
+                    return [Ended(pending.waiter, Done()), *(_request(view, log, trim) for trim in trims)]
             case CloseShard(shard, is_lost):
                 self._closing.pop(shard, None)
                 if is_lost:
                     self.fenced.setdefault((view.term, log), set()).add(shard_incarnation(shard))
                     return self._end_fences(view)
         return []
+
+    def _end_trim(self, number: int) -> list[_PendingTrim]:
+        pending = self._trims.pop(number)
+        return pending.window.remove(pending) if pending.window is not None else []
 
     def _end_fences(self, view: View) -> list[Unstamped]:
         ended = [fence for fence in self._fences if not self._unfenced(fence.incarnation, view)]
@@ -136,7 +203,8 @@ class Requests:
         """Repeat what has not shown up, and give up waiting for what is late."""
         for number in [number for number, pending in self._trims.items() if pending.deadline_us < now_us]:
             late = DeadlineExceeded("the trim was not ordered before its deadline; it may be still")
-            yield Ended(self._trims.pop(number).waiter, late)
+            yield Ended(self._trims[number].waiter, late)
+            self._end_trim(number)
         for fence in [fence for fence in self._fences if fence.deadline_us < now_us]:
             self._fences.remove(fence)
             yield Ended(
@@ -151,8 +219,10 @@ class Requests:
         self._repeat_at = now_us + _REPEAT_US
         for number, log in self._closing.items():
             yield _request(view, log, CloseShard(number))
-        for pending in self._trims.values():
-            yield _request(view, view.log_of(pending.trim.book), pending.trim)
+        self._arrange(view)
+        for log, window in self._windows.items():
+            for pending in window.admitted():
+                yield _request(view, log, pending.trim)
         for fence in self._fences:
             yield from self._requests_of(fence, view)
 
@@ -164,6 +234,7 @@ class Requests:
         """This engine has been fenced: end all pending requests."""
         waiters = [pending.waiter for pending in self._trims.values()] + [fence.waiter for fence in self._fences]
         self._trims.clear()
+        self._windows.clear()
         self._fences.clear()
         lost = ConnectionLost("this engine was fenced while it waited for the order; repeat it")
         return [Ended(waiter, lost) for waiter in waiters]
