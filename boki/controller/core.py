@@ -51,9 +51,11 @@ _IDLE_TIMEOUT_US: Final = 300_000
 _DEAF_TIMEOUT_US: Final = 2_000_000
 """A primary that has not learnt of the view for this long is cut off from the coordinator."""
 _CHANGE_TIMEOUT_US: Final = 5_000_000
-"""A change that takes longer is begun again, from what the nodes say then."""
+"""A change that does not get on for longer is begun again, from what the nodes say then."""
 _MIN_PAUSE_US: Final = 1_000_000
 _MAX_PAUSE_US: Final = 16_000_000
+_PROVEN_US: Final = 3_000_000
+"""A term that was led for this long before it ended was worth its beginning."""
 _INSTALL_REPEAT_US: Final = 500_000
 _PLACE_REPEAT_US: Final = 2_000_000
 _REMEMBERED_CHANGES: Final = 20
@@ -113,6 +115,7 @@ class ControllerCore:
         """Why this controller has begun its last change of terms."""
         self._began_at = 0
         self._pause_us = _MIN_PAUSE_US
+        self._led_at = 0
         self._rest_until = 0
         self._install_at = 0
         self._waiting = ""
@@ -246,15 +249,14 @@ class ControllerCore:
     # views
 
     def _take_views(self, views: Iterable[View], now_us: int) -> Iterable[Effect]:
-        news = [
-            view for view in views if (not self.chain or view.term >= self.chain.first_term) and self.chain.add(view)
-        ]
+        news = [v for v in views if (not self.chain or v.term >= self.chain.first_term) and self.chain.add(v)]
         self._term_since = now_us if news else self._term_since
         if not news or self.phase is Phase.FOLLOWING:
             return ()
         change, self._change = self._change, None
         self._move("new view")
         self._inventory.wants_all = True
+        self._led_at = 0
         self._rest_until = now_us + self._pause_us
         self._pause_us = min(2 * self._pause_us, _MAX_PAUSE_US)
         if change is None:
@@ -281,8 +283,8 @@ class ControllerCore:
         view = self.chain.current if self.chain else None
         leads = view is not None and all(self.heartbeats.leads(node, view) for node in view.primaries)
         if leads:
-            self._pause_us = _MIN_PAUSE_US
-        if leads or now_us >= self._rest_until:
+            self._led_at = now_us
+        if leads or now_us >= self._rest_until or (view is not None and self.heartbeats.has_lost_primary(view, now_us)):
             self._move("rested")
 
     # the first view
@@ -360,6 +362,8 @@ class ControllerCore:
         if not sight.has_majority(plan.sequencers, plan.incarnations):
             self._waiting = f"{reason}; but no majority of the next term's sequencers answers"
             return ()
+        if self._led_at and now_us - self._led_at >= _PROVEN_US:
+            self._pause_us, self._led_at = _MIN_PAUSE_US, 0
         self._move("change begun")
         self.reason, self._began_at = reason, now_us
         self._change = TermChange(view, plan, self.heartbeats.applied())
@@ -398,7 +402,7 @@ class ControllerCore:
     def _go_on(self, now_us: int) -> Iterable[Effect]:
         change = self._change
         assert change is not None, "who is changing terms has a change under way"
-        if now_us - self._began_at > _CHANGE_TIMEOUT_US:
+        if now_us - max(self._began_at, change.moved_at) > _CHANGE_TIMEOUT_US:
             self._change = None
             self._move("given up")
             self._rest_until = now_us + self._pause_us

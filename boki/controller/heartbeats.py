@@ -150,6 +150,14 @@ class Heartbeats:
         mine = {log for log, primary in enumerate(view.primaries) if primary == node}
         return pong is not None and pong.term == view.term and mine <= set(pong.leads)
 
+    def has_lost_primary(self, view: View, now_us: int) -> bool:
+        """Whether a primary of the view is silent, or has another disk: it leads nothing, however long one waits."""
+        pongs = {node: self.pong(node) for node in view.primaries}
+        return any(
+            self.silent_for(node, now_us) or (pong is not None and pong.incarnation != view.incarnations[node])
+            for node, pong in pongs.items()
+        )
+
     def idle_for(self, node: NodeId, now_us: int) -> int:
         """For how long, in microseconds, `watch` has seen it answer and not lead. Counted again when
         it learns of a view.

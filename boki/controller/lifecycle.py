@@ -16,7 +16,9 @@ class Phase(Enum):
     """The first view is being installed."""
     CHANGING = "changing"
     RESTING = "resting"
-    """After a change: until the new primaries lead, or until the pause is over, which doubles each time they do not."""
+    """After a change: until the new primaries lead, or until the pause is over. That doubles with each term that ends
+    soon.
+    """
 
 
 NEXT: Final[dict[tuple[Phase, str], Phase]] = {

@@ -91,7 +91,8 @@ class TermChange:
         self._doubted: set[NodeId] = set()
         """Whose entries could not be completed: another majority is tried first."""
         self._repeat_at = 0
-        self._moved_at = 0
+        self.moved_at = 0
+        """When it last got on."""
         self.note_applied(applied)
 
     def note_applied(self, applied: Iterable[tuple[NodeId, Positions]]) -> None:
@@ -117,17 +118,17 @@ class TermChange:
                 known = self._entries[log]
                 if entries and first_index == self._base[log] + len(known):
                     known.extend(entries)
-                    self._moved_at = now_us
+                    self.moved_at = now_us
                     return self._complete(log)
             case EntriesDropped(term, log, kept_from) if self._is_wanted(term, log, sender):
                 if kept_from > self._base[log] + len(self._entries[log]):
                     self._base[log], self._entries[log] = kept_from, []
-                    self._moved_at = now_us
+                    self.moved_at = now_us
                     return self._complete(log)
             case Completed(term, log, incarnation, until) if term == self.last.term:
                 if self._counts(sender, incarnation):
                     self._note_durable(log, sender, until)
-                    self._moved_at = now_us
+                    self.moved_at = now_us
                     return self._try_install() or self._further_page(log, until)
             case Sealed() | SealedEntries() | EntriesDropped() | Completed():
                 pass  # of another term, or of a step that is over
@@ -141,7 +142,7 @@ class TermChange:
 
     def tick(self, now_us: int) -> Iterable[Effect]:
         """See `boki.protocol.effects.Core`: whatever has not been answered is sent again."""
-        if self.step is Step.COMPLETING and now_us - self._moved_at > _STALL_US:
+        if self.step is Step.COMPLETING and now_us - self.moved_at > _STALL_US:
             self._move("stalled")
             self._doubted = set(self._holders.values()) if self.last.beside and not self._doubted else set()
             self._sealed, self._heard = {}, set()
@@ -186,7 +187,7 @@ class TermChange:
             return ()
         self._sealed = {node: sealed for node, sealed in self._sealed.items() if node in trusted}
         self._move("majority sealed")
-        self._moved_at = now_us
+        self.moved_at = now_us
         for log in range(self.last.log_count):
             held = {node: sealed.stored_until[log] for node, sealed in self._sealed.items()}
             # the longest metalog is fetched from its holder, from where the shortest of the majority ends

@@ -69,10 +69,9 @@ from boki.sequencer.metalog_store import (
     led_key,
     seal_key,
 )
-from boki.sequencer.primary import Primary
+from boki.sequencer.primary import PAGE_ENTRIES, Primary
 from boki.sequencer.vitals import figures, pong
 
-_PAGE_ENTRIES: Final = 10_000
 _REPEAT_US: Final = 250_000
 _IDLE_REPEAT_US: Final = 500_000
 """An idle primary may repeat itself later by this, at a beat. Followers ask after a second of silence."""
@@ -114,7 +113,7 @@ class SequencerCore:
             case RecordsTaken():
                 return self._hear_of_records(sender, message)
             case EntriesStored():
-                return self._acknowledge(sender, message)
+                return self._acknowledge(sender, message, now_us)
             case Kept(store, until):
                 store.durable_until = max(store.durable_until, until)
             case RequestEntry(term, log, entry):
@@ -132,16 +131,16 @@ class SequencerCore:
             case Loaded(question, rows, error):
                 return self._cannot_answer(question, error) if error else self._answer_from_disk(question, rows)
             case _:
-                return self._change(sender, message)
+                return self._change(sender, message, now_us)
         return ()
 
-    def _change(self, sender: NodeId, message: SeldomInput) -> Iterable[Effect]:
+    def _change(self, sender: NodeId, message: SeldomInput, now_us: int) -> Iterable[Effect]:
         """What comes seldom: terms that begin and end, entries that may go."""
         match message:
             case InstallView(views):
-                return self._install(views)
-            case Lead(view):
-                self._lead(view)
+                return self._install(views, now_us)
+            case Lead(view, asked_at):
+                self._lead(view, now_us - asked_at)
             case Seal(term):
                 return self._seal(sender, term)
             case FetchSealed(term, log, first_index):
@@ -289,7 +288,7 @@ class SequencerCore:
     def _stored(self, store: MetalogStore) -> EntriesStored:
         return EntriesStored(store.term, store.log, self.incarnation, store.length)
 
-    def _acknowledge(self, sender: NodeId, message: EntriesStored) -> Iterable[Effect]:
+    def _acknowledge(self, sender: NodeId, message: EntriesStored, now_us: int) -> Iterable[Effect]:
         store = self._stores.get((message.term, message.log))
         if store is None:
             return
@@ -300,14 +299,16 @@ class SequencerCore:
         if primary is None or store.phase is not Phase.OPEN or view.incarnations.get(sender) != message.incarnation:
             return
         before, has_moved = store.committed, primary.acknowledge(sender, message.stored_until)
+        if sender == self.node and has_moved and message.stored_until == store.length:
+            primary.sync_us = now_us - primary.proposed_at
         committed = quorum_reached(primary.acknowledged.values(), view.sequencer_majority)
         if committed > before:
             store.committed = committed
             entries = store.recent(before, committed)
             assert entries is not None, "one proposal is in flight, and it is far smaller than what memory holds"
             yield from self._publish(store, primary, Metalog(store.term, store.log, before, tuple(entries), committed))
-        elif sender != self.node and message.stored_until < before - (_PAGE_ENTRIES if has_moved else 0):
-            yield from self._send_entries(store, sender, message.stored_until)  # else the rest is on its way
+        elif sender != self.node and primary.lacks_page(sender, message.stored_until, before, now_us, moved=has_moved):
+            yield from self._send_entries(store, sender, message.stored_until)
 
     def _publish(self, store: MetalogStore, primary: Primary, news: Metalog) -> Iterable[Effect]:
         """Engines hear of what is committed at once, first those where somebody waits for it. Storage nodes do when it
@@ -377,7 +378,7 @@ class SequencerCore:
 
     def _read(self, question: Question, store: MetalogStore) -> Iterable[Effect]:
         last = store.length if question.purpose is For.BACKUP else min(question.until_index, store.length)
-        until = min(last, question.first_index + _PAGE_ENTRIES)
+        until = min(last, question.first_index + PAGE_ENTRIES)
         entries = store.recent(question.first_index, until)
         if entries is not None:
             return self._answer(question, entries)
@@ -445,10 +446,8 @@ class SequencerCore:
 
     # changing terms
 
-    def _install(self, views: Sequence[View]) -> Iterable[Effect]:
-        news = [
-            view for view in views if (not self.chain or view.term >= self.chain.first_term) and self.chain.add(view)
-        ]
+    def _install(self, views: Sequence[View], now_us: int) -> Iterable[Effect]:
+        news = [v for v in views if (not self.chain or v.term >= self.chain.first_term) and self.chain.add(v)]
         if not news:
             return ()
         self._primaries.clear()
@@ -465,20 +464,20 @@ class SequencerCore:
             return ()
         # Before the first entry may leave, the disk must know that this node has led the term: a restart loses what
         # was sent, and a second value for an index is the one thing that must never be.
-        return (Store([Put(led_key(view.term), b"led")], then=(Send(self.node, Lead(view)),), is_vote=True),)
+        return (Store([Put(led_key(view.term), b"led")], then=(Send(self.node, Lead(view, now_us)),), is_vote=True),)
 
-    def _lead(self, view: View) -> None:
+    def _lead(self, view: View, sync_us: int) -> None:
         if view.term != self.chain.current.term:
             return
         for store in self._current_stores():
             if view.primaries[store.log] == self.node and store.may("append"):
-                self._primaries[store.log] = Primary(view, partial(self.behind.reach, view.term, store.log))
+                reach = partial(self.behind.reach, view.term, store.log)
+                self._primaries[store.log] = Primary(view, reach, sync_us)
 
     def _seal(self, sender: NodeId, term: Term) -> Iterable[Effect]:
         if term not in self.chain:
             return self._fetch_views(term)
-        found = [self._store(term, log) for log in range(self.chain[term].log_count)]
-        stores = [store for store in found if store is not None]
+        stores = [store for log in range(self.chain[term].log_count) if (store := self._store(term, log)) is not None]
         if not stores:
             return ()
         for store in stores:

@@ -33,6 +33,8 @@ class Lead(Note):
     """To itself: the disk knows that this node leads the logs of that view, so now it may."""
 
     view: View
+    asked_at: int
+    """When that was given to the disk."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ is not opened again, however late its `OpenShard` comes. A **fence** (`CloseShar
 engine's incarnation, those that it has not opened yet, too, until the end of the term.
 
 **A trim happens once.** It reaches up to the log's end at its place, so a repetition that came late would free what was
-appended since. An engine numbers its trims upwards: those that are remembered no longer are told by their number.
+appended since. An engine numbers its trims upwards: those that are remembered no longer are told by their number. Each
+engine's are remembered on their own, and many more than it has under way (`boki.engine.requests`).
 
 Rule: what has been asked for is judged when it is appended, because what stands before it may have closed its shard.
 """
@@ -22,6 +23,8 @@ from boki.log.metalog import CloseShard, Cut, ForgetTags, MetalogEntry, OpenShar
 from boki.log.quorum import quorum_reached
 from boki.log.view import View
 
+PAGE_ENTRIES: Final = 10_000
+_PAGE_REPEAT_US: Final = 250_000
 _REMEMBERED_TRIMS: Final = 10_000
 _MAX_REQUESTED: Final = 1_000
 NEARLY_FULL: Final = MAX_POSITION - (1 << 31)
@@ -46,15 +49,19 @@ class Primary:
     `reach(shard, local id)`: the end of what the storage node of this process has of it from there on.
     """
 
-    def __init__(self, view: View, reach: Callable[[ShardId, int], int]) -> None:
+    def __init__(self, view: View, reach: Callable[[ShardId, int], int], sync_us: int = 0) -> None:
         self._view = view
         self._reach = reach
+        self.sync_us = sync_us
+        """How long this node's disk took for the last entries that it was given, or for the vote before them."""
         self.ordered_count = 0
         """Records of this log and term."""
         self.moved = False
         """Whether a report has come since the last cut."""
         self.acknowledged: dict[NodeId, int] = {}
         """Per sequencer, how many entries it holds durably."""
+        self._pages: dict[NodeId, tuple[int, int]] = {}
+        """Per backup that was behind, the first entry of the last page that it was sent, and when."""
         self.proposed_at = 0
         self.sure_until = 0
         """Records of cuts below this entry are known to be on a write quorum, though they ran ahead."""
@@ -68,7 +75,7 @@ class Primary:
         self._closed: set[ShardId] = set()
         self._fenced: set[int] = set()
         self._requested: dict[MetalogEntry, None] = {}
-        self._trims: dict[tuple[NodeId, int], None] = {}
+        self._trims: dict[NodeId, dict[int, None]] = {}
         self._forgotten_trims: dict[NodeId, int] = {}
         """Per engine, the highest number of a trim that is remembered no longer: only what is above it is new."""
         self._last_time_us = view.start_time_us
@@ -105,6 +112,19 @@ class Primary:
         before = self.acknowledged.get(sequencer, 0)
         self.acknowledged[sequencer] = max(before, stored_until)
         return stored_until > before
+
+    def lacks_page(self, backup: NodeId, stored_until: int, committed: int, now_us: int, *, moved: bool) -> bool:
+        """Whether a backup that answers that it stands there is to be sent the entries from there on: it is behind, and
+        they are not on their way. It answers every proposal, so a page that is lost is sent again after a while. What
+        it has acknowledged does not count: it may have lost that, where only votes are synced.
+        """
+        page, sent_at = self._pages.get(backup, (-1, 0))
+        if stored_until >= committed - (PAGE_ENTRIES if moved else 0):
+            return False
+        if stored_until <= page and now_us - sent_at < _PAGE_REPEAT_US:
+            return False
+        self._pages[backup] = stored_until, now_us
+        return True
 
     def becomes_sure(self, until_index: int) -> bool:
         """Whether the cut in flight, which ran ahead, no longer does: reports have come. Once for each."""
@@ -149,7 +169,7 @@ class Primary:
                 return shard in self._shards
             case Trim() | ForgetTags():
                 is_late = entry.request <= self._forgotten_trims.get(entry.engine, -1)
-                return not is_late and (entry.engine, entry.request) not in self._trims
+                return not is_late and entry.request not in self._trims.get(entry.engine, ())
         return False  # nobody but the primary makes cuts
 
     def _take(self, entry: MetalogEntry) -> None:
@@ -168,11 +188,12 @@ class Primary:
                     del self._shards[number]
                     self._closed.add(number)
             case Trim() | ForgetTags():
-                self._trims[entry.engine, entry.request] = None
-                if len(self._trims) > _REMEMBERED_TRIMS:
-                    engine, number = next(iter(self._trims))
-                    del self._trims[engine, number]
-                    self._forgotten_trims[engine] = max(self._forgotten_trims.get(engine, -1), number)
+                trims = self._trims.setdefault(entry.engine, {})
+                trims[entry.request] = None
+                if len(trims) > _REMEMBERED_TRIMS:
+                    number = next(iter(trims))
+                    del trims[number]
+                    self._forgotten_trims[entry.engine] = max(self._forgotten_trims.get(entry.engine, -1), number)
 
     def _cuts(self, now_us: int) -> list[MetalogEntry]:
         """One cut for what a write quorum has reported, and one that runs ahead."""

@@ -12,6 +12,16 @@ from boki.sequencer.primary import Primary
 
 _STALL_US: Final = 1_000_000
 """A primary whose entry has waited this long for a majority that it may be cut off from the others."""
+_MAX_STALL_US: Final = 16_000_000
+_STALL_SYNCS: Final = 3
+"""An entry that comes during a sync waits for that one and for its own."""
+
+
+def stall_us(sync_us: int) -> int:
+    """How long an entry may wait for a majority, where this disk's last sync took `sync_us`. The next primary's disk is
+    mostly like this one: a term that ends sooner than an entry is synced is followed by others like it.
+    """
+    return min(max(_STALL_US, _STALL_SYNCS * sync_us), _MAX_STALL_US)
 
 
 def pong(
@@ -26,7 +36,8 @@ def pong(
     """The answer to a ping. `stores`: those of the current term."""
     is_sealed = any(store.phase is not Phase.OPEN for store in stores)
     wants_new_term = any(
-        primary.is_nearly_full or (store.committed < store.length and now_us - primary.proposed_at > _STALL_US)
+        primary.is_nearly_full
+        or (store.committed < store.length and now_us - primary.proposed_at > stall_us(primary.sync_us))
         for store in stores
         if (primary := primaries.get(store.log)) is not None
     )

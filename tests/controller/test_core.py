@@ -429,6 +429,28 @@ def test_a_log_that_nears_its_last_position_gets_a_new_term() -> None:
     assert cluster.term == 2
 
 
+def test_a_new_primary_that_dies_before_it_leads_is_replaced_at_once_after_many_terms_too() -> None:
+    """The pause after terms that ended soon is for those who are alive, and slow."""
+    cluster = Cluster(sequencers=5)
+    cluster.until_ready()
+    for _ in range(4):
+        name = cluster.view.primaries[0]
+        cluster.kill(name)
+        cluster.until_ready()
+        cluster.start_sequencer(name)
+        cluster.tick(30)
+    controller, term = cluster.controller(), cluster.term
+    cluster.kill(cluster.view.primaries[0])
+    while cluster.term == term:
+        cluster.tick()
+    cluster.kill(cluster.view.primaries[0])
+    assert controller.phase is Phase.RESTING
+    began_at = cluster.now_us
+    cluster.until_ready()
+    assert cluster.now_us - began_at <= STALL_US
+    assert cluster.term == term + 2
+
+
 def test_losses_one_after_another_are_all_survived() -> None:
     """Kill, restart, kill the next: each time a term more, and nothing lost."""
     cluster = ready(controllers=2)

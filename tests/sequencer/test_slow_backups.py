@@ -22,14 +22,15 @@ class Primary:
         self.node, *self.backups = view().sequencers
         self.core = SequencerCore(self.node, 1, MemoryDisk())
         self.sent: list[tuple[NodeId, AppendEntry]] = []
+        self.now_us = 1_000
         self.tell(self.node, InstallView((view(),)))
         self.tell(ENGINE, FetchMetalog(1, 0, 0))
         self.tell(ENGINE, RequestEntry(1, 0, OpenShard(SHARD, ENGINE, STORAGE)))
         self._stored = 0
 
     def tell(self, sender: NodeId, message: object) -> None:
-        self._perform(self.core.receive(sender, message, 1_000))  # type: ignore[arg-type]
-        self._perform(self.core.settle(1_000))
+        self._perform(self.core.receive(sender, message, self.now_us))  # type: ignore[arg-type]
+        self._perform(self.core.settle(self.now_us))
 
     def _perform(self, effects: Iterable[Effect]) -> None:
         for effect in list(effects):
@@ -64,3 +65,46 @@ def test_what_is_on_its_way_to_a_slow_backup_is_not_sent_twice() -> None:
     primary.acknowledge(slow, 3)
     ((to, message),) = primary.sent
     assert (to, message.index) == (slow, 3)
+
+
+def test_a_backup_that_is_behind_on_a_busy_log_is_sent_each_page_once() -> None:
+    """It answers every proposal by where it stands; what it lacks is on its way, and sent again if it was lost."""
+    primary = Primary()
+    quick, slow = primary.backups
+    for index in range(1, 5):
+        primary.acknowledge(quick, index)
+        primary.propose()
+    primary.acknowledge(slow, 1)
+    primary.sent.clear()
+    for _ in range(10):
+        primary.acknowledge(slow, 1)
+    assert [(to, message.index) for to, message in primary.sent] == [(slow, 1)]
+    primary.now_us += 250_000
+    for _ in range(10):
+        primary.acknowledge(slow, 1)
+    assert [message.index for _, message in primary.sent] == [1, 1]
+    primary.acknowledge(slow, 3)
+    for _ in range(10):
+        primary.acknowledge(slow, 1)  # for copies, and for proposals that came before the page
+        primary.acknowledge(slow, 3)
+    assert [message.index for _, message in primary.sent] == [1, 1, 3]
+
+
+def test_a_backup_that_has_lost_what_it_acknowledged_is_sent_that_again() -> None:
+    """Its disk has lost power, or was restored: what it holds now counts, not what it once said."""
+    primary = Primary()
+    quick, slow = primary.backups
+    for index in range(1, 11):
+        primary.acknowledge(quick, index)
+        primary.acknowledge(slow, index)
+        primary.propose()
+    primary.sent.clear()
+    primary.acknowledge(slow, 3)
+    for _ in range(5):
+        primary.now_us += 100_000
+        primary.acknowledge(quick, 10)
+        primary.propose()
+        primary.acknowledge(slow, 3)
+    pages = [message for to, message in primary.sent if to == slow and message.index == 3]
+    assert 2 <= len(pages) <= 3, "at once, and again each 250 ms until it has them"
+    assert len(pages[0].entries) >= 6

@@ -142,10 +142,10 @@ def no_silence_after_a_restart() -> Any:
         def __getattr__(self, name: str) -> Any:
             return getattr(self.disk, name)
 
-    def eager(self: SequencerCore, views: Any) -> Iterable[Effect]:
+    def eager(self: SequencerCore, *given: Any) -> Iterable[Effect]:
         disk, self._disk = self._disk, Blank(self._disk)
         try:
-            return list(install(self, views))
+            return list(install(self, *given))
         finally:
             self._disk = disk
 

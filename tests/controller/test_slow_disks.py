@@ -1,0 +1,124 @@
+"""Disks that take longer than a second for each sync: slow, and neither dead nor cut off."""
+
+from __future__ import annotations
+
+import pytest
+
+from boki.log.ids import NodeId
+from boki.protocol.messages import AppendEntry, SealedEntries
+from tests.controller.cluster import Cluster
+from tests.world import TICK_US
+
+SEQUENCERS = tuple(NodeId(f"sequencer-{number}") for number in (1, 2, 3))
+MINUTE = 60_000_000 // TICK_US
+
+
+class SlowDisks:
+    """A sync takes `sync_us`; what comes during one waits for the next, as in a group commit."""
+
+    def __init__(self, cluster: Cluster, sync_us: int, *nodes: NodeId) -> None:
+        self._cluster = cluster
+        self._sync_us = sync_us
+        self._under_way: dict[NodeId, tuple[int, int]] = {}
+        """Of each node whose disk syncs: until when, and how many stores."""
+        self._nodes = nodes
+        cluster.holds_syncs |= set(nodes)
+
+    def tick(self, count: int) -> None:
+        """As the cluster's."""
+        cluster = self._cluster
+        for _ in range(count):
+            cluster.tick()
+            for node in self._nodes:
+                waiting = cluster.unsynced[node]
+                until_us, stores = self._under_way.get(node, (0, 0))
+                if stores and cluster.now_us >= until_us:
+                    done = [waiting.popleft() for _ in range(stores)]
+                    for store in done:
+                        cluster.disk(node).write(store.writes)
+                    for store in done:
+                        cluster.perform(node, store.then)
+                    cluster.run()
+                    stores = 0
+                if not stores and waiting:
+                    until_us, stores = cluster.now_us + self._sync_us, len(waiting)
+                self._under_way[node] = until_us, stores
+
+
+@pytest.mark.parametrize("sync_us", [1_200_000, 1_500_000, 3_000_000])
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_cluster_whose_disks_take_longer_than_a_second_appends(count: int, sync_us: int) -> None:
+    """The term stands, and each append takes two syncs at most: a new term would have the same disks."""
+    cluster = Cluster(sequencers=count)
+    disks = SlowDisks(cluster, sync_us, *SEQUENCERS[:count])
+    disks.tick(MINUTE)
+    assert cluster.moves_everywhere()
+    term, applied = cluster.term, cluster.writer.applied
+    assert term < 10
+    disks.tick(MINUTE)
+    assert cluster.term == term
+    assert cluster.writer.applied >= applied + 60_000_000 // (2 * sync_us) - 1
+
+
+def test_disks_that_become_slow_end_a_term_and_not_one_after_the_other() -> None:
+    """The first entry that waits longer than a second may be cut off; the next primary has measured its disk."""
+    cluster = Cluster()
+    cluster.until_ready()
+    disks = SlowDisks(cluster, 1_500_000, *SEQUENCERS)
+    disks.tick(MINUTE)
+    term, applied = cluster.term, cluster.writer.applied
+    assert term <= 4
+    disks.tick(MINUTE)
+    assert cluster.term == term
+    assert cluster.writer.applied >= applied + 19
+
+
+def test_a_quick_primary_leaves_the_log_to_one_of_the_slow_majority() -> None:
+    """It cannot know whether its backups are slow or cut off; they can."""
+    cluster = Cluster()
+    cluster.until_ready()
+    SlowDisks(cluster, 1_500_000, *SEQUENCERS[1:]).tick(MINUTE)
+    assert cluster.term <= 4
+    assert cluster.moves_everywhere()
+    assert cluster.view.primaries[0] != SEQUENCERS[0]
+
+
+def test_a_primary_that_was_slow_and_is_cut_off_is_replaced_within_a_second_or_so() -> None:
+    """Its patience is that of its disk's last sync, not of the slowest one."""
+    cluster = Cluster(sequencers=3)
+    disks = SlowDisks(cluster, 1_500_000, *SEQUENCERS)
+    disks.tick(MINUTE)
+    term, primary = cluster.term, cluster.view.primaries[0]
+    cluster.holds_syncs.clear()
+    for node in SEQUENCERS:
+        cluster.sync(node)
+    cluster.tick(10)
+    cluster.loses = lambda sender, _to, message: sender == primary and isinstance(message, AppendEntry)
+    cluster.tick(30)
+    assert cluster.term == term + 1
+    assert cluster.view.primaries[0] != primary
+
+
+def test_a_change_of_terms_that_gets_on_slowly_is_not_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sequencer lacks many pages, and each takes a while: another try would fetch the same pages."""
+    monkeypatch.setattr("boki.sequencer.core.PAGE_ENTRIES", 1)
+    cluster = Cluster()
+    cluster.until_ready()
+    cluster.loses = lambda _sender, to, message: to == SEQUENCERS[2] and isinstance(message, AppendEntry)
+    cluster.tick(100)
+    last_at = 0
+
+    def is_late(_sender: str, _to: str, message: object) -> bool:
+        nonlocal last_at
+        if not isinstance(message, SealedEntries) or cluster.now_us - last_at >= 200_000:
+            last_at = cluster.now_us if isinstance(message, SealedEntries) else last_at
+            return False
+        return True
+
+    cluster.loses = is_late
+    cluster.kill(SEQUENCERS[0])
+    cluster.tick(600)
+    cluster.until_ready()
+    assert cluster.term == 2
+    (change,) = cluster.controller().status()["changes"]
+    assert change["duration_ms"] > 6_000
