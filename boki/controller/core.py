@@ -282,9 +282,9 @@ class ControllerCore:
     def _rest(self, now_us: int) -> None:
         view = self.chain.current if self.chain else None
         leads = view is not None and all(self.heartbeats.leads(node, view) for node in view.primaries)
-        if leads:
-            self._led_at = now_us
-        if leads or now_us >= self._rest_until or (view is not None and self.heartbeats.has_lost_primary(view, now_us)):
+        self._led_at = now_us if leads else self._led_at
+        is_over = now_us >= self._rest_until
+        if leads or is_over or (view and self.heartbeats.has_lost_primary(view, self._pause_us, now_us)):
             self._move("rested")
 
     # the first view
@@ -363,7 +363,8 @@ class ControllerCore:
             self._waiting = f"{reason}; but no majority of the next term's sequencers answers"
             return ()
         if self._led_at and now_us - self._led_at >= _PROVEN_US:
-            self._pause_us, self._led_at = _MIN_PAUSE_US, 0
+            self._pause_us = _MIN_PAUSE_US
+        self._led_at = 0
         self._move("change begun")
         self.reason, self._began_at = reason, now_us
         self._change = TermChange(view, plan, self.heartbeats.applied())

@@ -34,6 +34,7 @@ _WIDE_ROUNDS: Final = 4
 _CALM_AFTER_US: Final = 1_000_000
 _CALM_INTERVALS: Final = (2, 6)
 _FOLLOWING_INTERVALS: Final = 4
+_SILENT_SHARE: Final = 16
 _AWAKE_US: Final = 75_000
 """A tick that is later than this shows that the process was stopped: that time counts against nobody."""
 
@@ -150,11 +151,14 @@ class Heartbeats:
         mine = {log for log, primary in enumerate(view.primaries) if primary == node}
         return pong is not None and pong.term == view.term and mine <= set(pong.leads)
 
-    def has_lost_primary(self, view: View, now_us: int) -> bool:
-        """Whether a primary of the view is silent, or has another disk: it leads nothing, however long one waits."""
+    def has_lost_primary(self, view: View, pause_us: int, now_us: int) -> bool:
+        """Whether a primary of the view has another disk, or has been silent for a part of that pause: then it leads
+        nothing, however long one waits. The pause is longer where terms have ended soon: nodes may be slow.
+        """
         pongs = {node: self.pong(node) for node in view.primaries}
         return any(
-            self.silent_for(node, now_us) or (pong is not None and pong.incarnation != view.incarnations[node])
+            self.silent_for(node, now_us) > pause_us // _SILENT_SHARE
+            or (pong is not None and pong.incarnation != view.incarnations[node])
             for node, pong in pongs.items()
         )
 

@@ -34,7 +34,10 @@ from boki.protocol.messages import Complete, Completed, EntriesDropped, FetchSea
 _REPEAT_US: Final = 200_000
 _PAGE_ENTRIES: Final = 10_000
 _STALL_US: Final = 1_000_000
-"""A completion that does not get on for this long begins again: somebody in it has died."""
+_MAX_STALL_US: Final = 8_000_000
+"""A completion that does not get on for this long begins again: a node in it has died, or is slow. It is twice as long
+each time.
+"""
 
 
 class Step(Enum):
@@ -92,7 +95,10 @@ class TermChange:
         """Whose entries could not be completed: another majority is tried first."""
         self._repeat_at = 0
         self.moved_at = 0
-        """When it last got on."""
+        """When it last got on: a node has sealed, or more was fetched or confirmed than ever before."""
+        self._waits_since = 0
+        self._stall_us = _STALL_US
+        self._have_sealed: set[NodeId] = set()
         self.note_applied(applied)
 
     def note_applied(self, applied: Iterable[tuple[NodeId, Positions]]) -> None:
@@ -108,6 +114,9 @@ class TermChange:
         match message:
             case Sealed(term, incarnation) if term == self.last.term:
                 if self._counts(sender, incarnation) and len(message.stored_until) == self.last.log_count:
+                    if sender not in self._have_sealed:
+                        self._have_sealed.add(sender)
+                        self.moved_at = now_us
                     for log, until in enumerate(message.stored_until):
                         self._note_durable(log, sender, until)
                     if self.step is not Step.SEALING:
@@ -118,17 +127,18 @@ class TermChange:
                 known = self._entries[log]
                 if entries and first_index == self._base[log] + len(known):
                     known.extend(entries)
-                    self.moved_at = now_us
+                    self._get_on(now_us)
                     return self._complete(log)
             case EntriesDropped(term, log, kept_from) if self._is_wanted(term, log, sender):
                 if kept_from > self._base[log] + len(self._entries[log]):
                     self._base[log], self._entries[log] = kept_from, []
-                    self.moved_at = now_us
+                    self._get_on(now_us)
                     return self._complete(log)
             case Completed(term, log, incarnation, until) if term == self.last.term:
                 if self._counts(sender, incarnation):
+                    if until > self._durable.get(log, {}).get(sender, 0):
+                        self._get_on(now_us)
                     self._note_durable(log, sender, until)
-                    self.moved_at = now_us
                     return self._try_install() or self._further_page(log, until)
             case Sealed() | SealedEntries() | EntriesDropped() | Completed():
                 pass  # of another term, or of a step that is over
@@ -142,8 +152,9 @@ class TermChange:
 
     def tick(self, now_us: int) -> Iterable[Effect]:
         """See `boki.protocol.effects.Core`: whatever has not been answered is sent again."""
-        if self.step is Step.COMPLETING and now_us - self.moved_at > _STALL_US:
+        if self.step is Step.COMPLETING and now_us - self._waits_since > self._stall_us:
             self._move("stalled")
+            self._stall_us = min(2 * self._stall_us, _MAX_STALL_US)
             self._doubted = set(self._holders.values()) if self.last.beside and not self._doubted else set()
             self._sealed, self._heard = {}, set()
         if now_us < self._repeat_at:
@@ -161,6 +172,9 @@ class TermChange:
                 return self._propose()
             case Step.DONE:
                 return []
+
+    def _get_on(self, now_us: int) -> None:
+        self.moved_at = self._waits_since = now_us
 
     def installed(self, won: bool) -> None:
         """The compare-and-set of the view was won, or somebody else's came first."""
@@ -187,13 +201,13 @@ class TermChange:
             return ()
         self._sealed = {node: sealed for node, sealed in self._sealed.items() if node in trusted}
         self._move("majority sealed")
-        self.moved_at = now_us
+        self._waits_since = now_us
         for log in range(self.last.log_count):
             held = {node: sealed.stored_until[log] for node, sealed in self._sealed.items()}
             # the longest metalog is fetched from its holder, from where the shortest of the majority ends
-            self._holders[log] = max(held, key=lambda node: held[node])
-            self._base[log] = min(held.values())
-            self._entries[log] = []
+            holder, base = max(held, key=lambda node: held[node]), min(held.values())
+            if self._holders.get(log) != holder or self._base[log] > base:
+                self._holders[log], self._base[log], self._entries[log] = holder, base, []
         self._sure = tuple(self._known_committed(log) for log in range(self.last.log_count))
         self._ends = tuple(
             max(sealed.stored_until[log] for sealed in self._sealed.values()) for log in range(self.last.log_count)

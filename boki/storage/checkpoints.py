@@ -42,6 +42,8 @@ _LINEAGES: Final = 3
 _FETCH_BYTES: Final = 1 << 20
 _STAGED_BYTES: Final = 1 << 30
 _LEASE_US: Final = 2_000_000
+_UNCOUNTED_BYTES: Final = 1 << 40
+"""The size of half an index that a version of Boki has kept which did not count it."""
 
 
 class _Lineage(msgspec.Struct, array_like=True):
@@ -98,6 +100,8 @@ class IndexCheckpoints:
         self._lineages: dict[int, _Lineage] = {}
         for _, value in disk.scan(_META, _ROWS):
             lineage = msgspec.msgpack.decode(value, type=_Lineage)
+            if lineage.pages and not lineage.complete and not lineage.size_bytes:
+                lineage.size_bytes = _UNCOUNTED_BYTES
             self._lineages[lineage.number] = lineage
         stored = disk.get(_NEWEST_KEY)
         self._newest = self._lineages.get(msgspec.msgpack.decode(stored, type=int)) if stored is not None else None
@@ -130,17 +134,18 @@ class IndexCheckpoints:
     def change_room(self, room: DiskRoom) -> Iterable[Effect]:
         """The disk has room, or none: then what has come of a large index gives its space back."""
         self._room = room
-        halves = [] if self._has_room_for_index(0) else self._halves()
-        writes = [write for lineage in halves for write in self._drop(lineage)]
+        writes = [] if self._has_room_for_index() else self._drop_halves()
         return (Store(writes),) if writes else ()
 
-    def _halves(self) -> list[_Lineage]:
-        return [lineage for lineage in self._lineages.values() if not lineage.complete]
+    def _drop_halves(self, besides: _Lineage | None = None) -> list[Delete]:
+        """Of whole indexes, those that have not come whole."""
+        halves = [other for other in self._lineages.values() if not other.complete and other is not besides]
+        return [write for lineage in halves for write in self._drop(lineage)]
 
-    def _has_room_for_index(self, size_bytes: int) -> bool:
+    def _has_room_for_index(self, more_bytes: int = 0) -> bool:
         """Whether what has come of whole indexes may become that much more."""
-        held_bytes = sum(lineage.size_bytes for lineage in self._halves())
-        is_small = held_bytes + size_bytes <= self._room.reserve_bytes // 4
+        held_bytes = sum(lineage.size_bytes for lineage in self._lineages.values() if not lineage.complete)
+        is_small = held_bytes + more_bytes <= self._room.reserve_bytes // 4
         return self._room.has_room or (self._room.may_store and is_small)
 
     def store(self, sender: NodeId, message: StoreCheckpoint, applied: Positions, now_us: int) -> Kept | Load[Staged]:
@@ -158,18 +163,24 @@ class IndexCheckpoints:
             return Kept((), self._answer(sender, lineage.number, lineage.complete, 0, lineage.complete > 0))
         is_early = message.is_last and not self._may_complete(message, applied, now_us)
         is_untimely = message.page != lineage.pages or is_early or message.lineage in self._applying
-        size_bytes = sum(len(key) + len(value) for key, value in message.rows) if message.number == 1 else 0
-        has_room = self._has_room_for_index(size_bytes) if message.number == 1 else self._room.may_store
-        if is_untimely or not has_room:
+        if is_untimely or (message.number > 1 and not self._room.may_store):
             return Kept((), self._answer(sender, lineage.number, message.number, lineage.pages, False))
+        dropped: list[Delete] = []
+        if message.number == 1:
+            size_bytes = sum(len(key) + len(value) for key, value in message.rows)
+            if not self._has_room_for_index(size_bytes):  # without halves that nobody continues it may fit
+                dropped = self._drop_halves(besides=lineage)
+            if not self._has_room_for_index(size_bytes):
+                return Kept((*dropped, *self._drop_halves()), self._answer(sender, lineage.number, 1, 0, False))
+            lineage.size_bytes += size_bytes
         self._touch(lineage)
-        lineage.size_bytes += size_bytes
         if not message.is_last:
             lineage.pages += 1
-            writes = (*self._make_room(), *self._page_writes(message), self._meta(lineage))
+            writes = (*dropped, *self._make_room(), *self._page_writes(message), self._meta(lineage))
             return Kept(writes, self._answer(sender, lineage.number, message.number, lineage.pages, False))
         if message.number == 1 or message.page == 0:
-            return self._complete(sender, message, _row_writes(message.lineage, message.deleted, message.rows))
+            rows = _row_writes(message.lineage, message.deleted, message.rows)
+            return self._complete(sender, message, (*dropped, *rows))
         self._applying.add(message.lineage)
         start, stop = (_PAGE_KEY.pack(_STAGED, message.lineage, message.number, page) for page in (0, message.page))
         return Load(Staged(sender, message), start, start, stop, _STAGED_BYTES)

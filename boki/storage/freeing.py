@@ -37,7 +37,7 @@ def freeing(chunk: Chunk, first_seqnum: int, floors: Mapping[str | None, int]) -
         return Freeing(sorted(gone), 0, set())  # no trim has come so far: its tags need not be decoded
     passed = {
         tag: min(chunk.count, floor - first_seqnum)
-        for tag in (None, DELETED, *chunk.strings[1:])
+        for tag in (None, DELETED, *chunk.strings)
         if (floor := floors.get(tag, 0)) > first_seqnum
     }
     if not passed:

@@ -220,10 +220,10 @@ class Sweep:
             self._moved |= self._books
             return
         self._swept.update({(book, tag): floor for book, tag, floor in self._goal})
-        early = [row for row in self._goal if self._is_early(row[2])]
-        late = self._keep_late([row for row in self._goal if row[2] > self._lacking_from])
-        standing = [row for row in self._goal if row[:2] in self._standing]
-        self._floors.drop(set(self._goal).difference(early, late, standing))
+        gone = [row for row in self._goal if row[:2] not in self._standing]
+        late = [row for row in gone if row[2] > self._lacking_from]
+        early = [row for row in gone if row[2] <= self._lacking_from and self._is_early(row[2])]
+        self._floors.drop(set(gone).difference(early, self._keep_late(late)))
         if early:
             self.request(book for book, _, _ in early)
         for book, tag, _ in self._goal:

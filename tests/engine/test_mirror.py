@@ -98,6 +98,10 @@ def test_a_large_index_is_not_thrown_away_because_a_node_hangs_meanwhile() -> No
     assert len(mirrored.began) == 1
     assert mirrored.complete[NODES[0]] == mirrored.complete[NODES[1]] == [1]
     assert mirrored.complete[NODES[2]] == []
+    mirrored.add((b"i/later", b"1"))
+    mirrored.tick(60 * SECOND)
+    assert mirrored.complete[NODES[0]] == [1, 2], "nor as soon as it is complete"
+    assert len(mirrored.began) == 1
 
 
 def test_an_index_that_changes_while_it_is_sent_is_sent_the_faster() -> None:
@@ -112,3 +116,32 @@ def test_an_index_that_changes_while_it_is_sent_is_sent_the_faster() -> None:
     assert len(mirrored.began) == 1
     mirrored.tick(100 * SECOND)
     assert mirrored.rows[NODES[0]].keys() >= {b"i/changed/%06d" % n for n in range(number)}
+
+
+def test_a_full_node_that_starts_again_and_again_does_not_make_the_others_take_the_index_each_time() -> None:
+    """While it is not registered it is not missing; that does not mean that it has been taken in."""
+    mirrored = Mirrored(rows=100)
+    mirrored.full.add(NODES[3])
+    for _ in range(18):
+        mirrored.tick(399 * SECOND)
+        mirrored.nodes = NODES[:3]
+        mirrored.tick(SECOND)
+        mirrored.nodes = NODES
+    assert len(mirrored.began) <= 7
+
+
+def test_an_index_that_goes_on_changing_quickly_stays_mirrored() -> None:
+    """Changes are sent the faster, too, the more of them wait; and if they are too many, it is tried more rarely."""
+    mirrored = Mirrored(rows=100)
+    much, too_much = bytes(400 << 10), bytes(4 << 20)
+    for number in range(200 * SECOND):
+        mirrored.tick()
+        mirrored.add((b"i/changed/%06d" % number, much))
+    assert len(mirrored.began) == 1
+    assert len(mirrored.complete[NODES[0]]) > 100
+    mirrored.silent |= set(NODES)
+    began = len(mirrored.began)
+    for number in range(1200 * SECOND):
+        mirrored.tick()
+        mirrored.add((b"i/changed/%06d" % number, too_much))
+    assert len(mirrored.began) - began <= 8

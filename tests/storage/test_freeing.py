@@ -11,7 +11,7 @@ from boki.log.ids import NodeId, is_system_tag
 from boki.log.metalog import Trim
 from boki.storage.freeing import freeing
 
-TAGS = ("a", "b", "!s")
+TAGS = ("a", "b", "!s", "book")
 FIRST = 5
 
 

@@ -301,6 +301,25 @@ def test_late_floors_of_all_sweeps_together_are_bounded(monkeypatch: pytest.Monk
     assert len(cluster.core(NODE).floors.rows()) == 5
 
 
+def test_floors_that_stand_take_no_place_of_those_that_are_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are kept anyway, and on a node with many partly trimmed books nothing else would be."""
+    monkeypatch.setattr(sweeps, "_LATE_FLOORS", 5)
+    cluster = Swept()
+    lacks_late(cluster, others_know_trims=False)
+    for number in range(6):
+        cluster.fill(*[(f"kept-{number}", "tag")] * 3)
+        cluster.world.tick(4)
+        cluster.trim(f"kept-{number}", "tag", cluster.lid - 2)  # a third: too little to write the batch again
+    cluster.settle_sweeps()
+    assert len(cluster.core(NODE).floors.rows()) == 6
+    cluster.trim("late")
+    cluster.settle_sweeps()
+    cluster.world.tick(100)
+    cluster.world.loses = lambda _sender, _to, _message: False
+    cluster.world.tick(760)
+    assert {1, 2} <= cluster.freed()
+
+
 def test_a_sweep_of_many_books_passes_stretches_of_many_by_at_once() -> None:
     """Such a stretch does not name its books; that does not mean to look at all that the sweep is about."""
     cluster = Swept()

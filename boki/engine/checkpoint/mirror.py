@@ -32,7 +32,7 @@ _WINDOW: Final = 4
 """This many pages of a checkpoint wait to be stored by the slowest node that takes part."""
 _BYTES_A_SECOND: Final = 4 << 20
 _HURRY: Final = 8
-"""A whole index is sent at that rate and up to this many times more, as the queue behind it fills."""
+"""A checkpoint is sent at that rate and up to this many times more, as the queue behind it fills."""
 _QUEUE_BYTES: Final = 64 << 20
 _LINEAGE_BITS: Final = 20
 _REPEAT_US: Final = 1_000_000
@@ -91,10 +91,13 @@ class Mirror:
         """Of the last checkpoint that a quorum has; 0: the lineage has not begun."""
         self._last: Saved | None = None
         self._storage: Sequence[NodeId] = ()
-        self._began_at = 0
+        self._whole_at = 0
+        """When its whole index was complete."""
         self._renew_us = _RENEW_US
         self._renewed_for: set[NodeId] = set()
         """The nodes that were left out when it began again for that."""
+        self._retry_us = _BACKOFF_US
+        """The pause after the next time that too much waits."""
         self._next_at = 0
         self._has_emptied = False
         """Whether a node that took part has come back without anything: it can be sent a whole index at once."""
@@ -115,7 +118,6 @@ class Mirror:
         """The disk is exactly at this checkpoint, now: send all of it."""
         self._lineage += 1
         self._number = 0
-        self._began_at = now_us
         self._keepers = {node: _Keeper(advanced_at=now_us) for node in self._storage}
         self._build = _Build(1, saved, _snapshot(self._disk))
 
@@ -128,8 +130,7 @@ class Mirror:
 
     def tick(self, view: View, storage: Sequence[NodeId], now_us: int) -> list[Effect]:
         """Send what is due. `storage`: the nodes that exist; none if it is not for this engine to do it."""
-        is_base = self._build is not None and self._build.number == 1
-        hurry = 1 + _HURRY * self._queued_bytes / _QUEUE_BYTES if is_base else 1
+        hurry = 1 + _HURRY * self._queued_bytes / _QUEUE_BYTES
         earned = int((now_us - self._ticked_at) * _BYTES_A_SECOND * hurry) // 1_000_000
         # one page too many at most: appends continue beside
         self._allowance = min(self._allowance + earned, int(self._page_bytes * hurry))
@@ -137,6 +138,9 @@ class Mirror:
         self._storage = storage if len(storage) >= view.write_quorum else ()
         if not self._keepers:
             return []
+        if self._queued_bytes > _QUEUE_BYTES:
+            backoff_us, self._retry_us = self._retry_us, min(2 * self._retry_us, _MAX_RENEW_US)
+            return [self._abandon(f"{self._queued_bytes >> 20} MiB of changes wait for the nodes", now_us, backoff_us)]
         if why := self._why_not(now_us):
             return [self._abandon(why, now_us)]
         if self._build is None and self._queue:
@@ -152,12 +156,13 @@ class Mirror:
         """Why this lineage does not continue, in words; empty if it does."""
         if not self._storage:
             return "it is not for this engine to do it, or too few storage nodes are there"
-        if self._queued_bytes > _QUEUE_BYTES:
-            return f"{self._queued_bytes >> 20} MiB of changes wait for the nodes"
-        left_out = set(self._storage) - self._keepers.keys()
-        if not left_out <= self._renewed_for or (not left_out and self._number):
+        left_out, age_us = set(self._storage) - self._keepers.keys(), now_us - self._whole_at
+        have_come = self._number and self._renewed_for and self._renewed_for <= self._keepers.keys()
+        if have_come or not left_out <= self._renewed_for:
             self._renew_us, self._renewed_for = _RENEW_US, set()
-        if left_out and self._build is None and now_us - self._began_at > self._renew_us:
+        if self._number and not self._queue and age_us > _RENEW_US:
+            self._retry_us = _BACKOFF_US
+        if left_out and self._build is None and age_us > self._renew_us:
             self._renew_us, self._renewed_for = min(2 * self._renew_us, _MAX_RENEW_US), left_out
             return f"to take in {', '.join(sorted(left_out))}, too"
         return ""
@@ -264,6 +269,8 @@ class Mirror:
             return []
         self._build = None
         self._number = build.number
+        if build.number == 1:
+            self._whole_at = self._ticked_at
         before, self._last = self._last, build.saved
         if before is None:
             return []
