@@ -9,6 +9,7 @@ from asyncio import AbstractEventLoop
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from typing import Final, Protocol
 
 from boki.protocol.effects import DiskUnreadable, Load, Loaded
@@ -71,8 +72,10 @@ class Loads:
         load, error = loading.load, ""
         try:
             if loading.rows is None:
-                first = next(self._scan(load.floor, load.key + b"\x00", backward=True), None)
-                loading.rows = self._scan(first[0] if first is not None else load.key, load.stop)
+                above = load.key + b"\x00"
+                # the one at or below the key is kept as it was found: to look for its key alone would read it twice
+                first = islice(self._scan(load.floor, above, backward=True), 1)
+                loading.rows = chain(first, self._scan(above, load.stop))
             step_bytes = 0
             for row in loading.rows:
                 loading.found.append(row)
