@@ -46,6 +46,7 @@ from boki.protocol.effects import Delete, DiskRoom, DiskUnreadable, Effect, Load
 Then = Callable[[Sequence[Effect]], None]
 _Core = TypeVar("_Core")
 
+_ROOM_AGAIN_BYTES: Final = 32 << 20
 _QUICK_S: Final = 0.001
 """A sync within this time is quick: an event loop may stall for this long."""
 _SLOW_S: Final = 0.005
@@ -433,11 +434,12 @@ class Disk:
 
     def find_room(self) -> DiskRoom:
         """Whether records may be added. The last quarter of the reserve is for trims, metalogs and compaction alone.
-        Once it was touched, there is room again when an eighth more than the reserve is free: else what comes in the
+        Once it was touched, there is room again when somewhat more than the reserve is free: else what comes in the
         moment after that would touch it again.
         """
         free_bytes, reserve_bytes = self.free_bytes, self._reserve_bytes
-        self._had_room = free_bytes > reserve_bytes + (0 if self._had_room else reserve_bytes // 8)
+        more_bytes = 0 if self._had_room else min(reserve_bytes // 8, _ROOM_AGAIN_BYTES)
+        self._had_room = free_bytes > reserve_bytes + more_bytes
         return DiskRoom(self._had_room, free_bytes > reserve_bytes // 4, reserve_bytes)
 
     def close(self) -> None:
