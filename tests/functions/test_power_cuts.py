@@ -21,6 +21,7 @@ from tests.books.calls.call_world import run
 from tests.functions.test_movies import ALIEN, DRAFT, page_of
 from tests.functions.test_travel import TAKEN, TRIPS, UNTOUCHED, left, left_together, offer, offer_together
 from tests.libs.bokiflow.machines import Machine
+from tests.libs.bokiflow.modes import MODES, Mode, wants_all
 
 CANCELLED = "WorkflowCancelled"
 LEDGER = [f"{when} append to {CALLS_BOOK}" for when in ("before", "after")]
@@ -96,16 +97,31 @@ APPLICATIONS = [
     Application("a review", (movies.compose,), DRAFT, add_alien, counts, [0] * 4, [1] * 4, is_quick=True),
 ]
 EACH = pytest.mark.parametrize("application", APPLICATIONS, ids=lambda application: application.name)
+OF_ONE_PROCESS = [mode for mode in MODES if mode.cluster is None and not mode.crashes]
 
 
-@EACH
-def test_power_is_lost_at_every_moment(application: Application) -> None:
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Each application as it is, and each mode with one; all with all by `--flow-modes all`."""
+    if "mode" not in metafunc.fixturenames:
+        return
+    plain, *others = OF_ONE_PROCESS
+    pairs = [(application, plain) for application in APPLICATIONS]
+    if wants_all(metafunc.config):
+        pairs += [(application, mode) for application in APPLICATIONS for mode in others]
+    else:
+        pairs += zip(reversed(APPLICATIONS), reversed(others), strict=False)
+    metafunc.parametrize(("application", "mode"), pairs, ids=[f"{one.name}-{mode.name}" for one, mode in pairs])
+
+
+@pytest.mark.timeout(900)
+def test_power_is_lost_at_every_moment(application: Application, mode: Mode) -> None:
     """The outcome is that of a machine that is never lost, also if the acceptance or the end is interrupted."""
-    machine, end = application.try_out()
-    assert machine.moments[:2] == LEDGER
-    assert set(machine.moments[2:]) >= set(LEDGER)
-    for moment in range(1, len(machine.moments) + 1):
-        assert application.try_out(moment)[1] == end
+    with mode.switched(linger_us=10_000):  # a start takes time here: to look for its end at once would never end
+        machine, end = application.try_out()
+        assert machine.moments[:2] == LEDGER
+        assert set(machine.moments[2:]) >= set(LEDGER)
+        for moment in range(1, len(machine.moments) + 1):
+            assert application.try_out(moment)[1] == end
 
 
 @EACH

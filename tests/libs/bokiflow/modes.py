@@ -46,7 +46,7 @@ class Mode:
 
     def run(self, case: Case) -> None:
         """Run the case."""
-        with self._switched():
+        with self.switched():
             if self.cluster is not None:
                 forget()
                 run_clustered(case.run, self.cluster, zombies=float(self.races))
@@ -64,12 +64,15 @@ class Mode:
             await case.run(ctx)
 
     @contextmanager
-    def _switched(self) -> Iterator[None]:
+    def switched(self, linger_us: int = 0) -> Iterator[None]:
+        """What is to be in this process; a cluster, crashes and races are up to the one who asks. `linger_us`: how long
+        that which is suspended "at once" waits before.
+        """
         with ExitStack() as stack:
             if self.replays:
                 stack.enter_context(flows.forced_replay())
             if self.suspends:
-                stack.enter_context(patch.object(execution, "_LINGER_US", 0))
+                stack.enter_context(patch.object(execution, "_LINGER_US", linger_us))
             if self.is_cold:
                 stack.enter_context(patch.object(logbook, "shared", _cold))
                 stack.enter_context(patch.object(logbook.LogBook, "set_auxdata", _forget_auxdata))
