@@ -12,6 +12,7 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
+from boki.log.floors import FloorRow
 from boki.log.ids import MAX_SEQNUM, LogId, Natural, NodeId, ShardId, Term
 from boki.log.membership import ClusterPlan, Membership, Placement
 from boki.log.metalog import MetalogEntry, Positions
@@ -102,6 +103,10 @@ class BatchesFetched(Message, frozen=True):
     """With `FREED`: all local ids from the first one asked for until here have been freed."""
     gaps: tuple[tuple[Natural, Natural], ...] = ()
     """Further ranges that have been freed, in order, each in front of a batch of this answer."""
+    floors: tuple[FloorRow, ...] = ()
+    """Only if gaps were to be spanned: the floors that stand over records of these batches. A node that had nothing
+    below them may have retired them.
+    """
 
 
 # storage -> primary sequencer, and -> engine of the shard

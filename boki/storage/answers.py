@@ -6,7 +6,7 @@ shard was not sent away since. It counts as never had only above the end of a sh
 else is unknown. Bytes that fail a checksum are never given out, and are asked of the other replicas.
 
 A replica that repairs itself may have retired the floors of what it lacks (`boki.storage.sweep`). So it is given
-batches without the payloads of free records: the batch itself says which records these are.
+batches without the payloads of free records (the batch itself says which these are), and the floors over the others.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final
 
 from boki.errors import BokiError
 from boki.log.batch import Batch
-from boki.log.floors import Floors
+from boki.log.floors import FloorRow, Floors
 from boki.log.ids import NodeId
 from boki.protocol.effects import Effect, Load, Send, Trace
 from boki.protocol.messages import BatchesFetched, FetchBatches, Holding
@@ -73,18 +73,20 @@ class Answers:
         """Tell what was found."""
         message = question.message
         batches: list[bytes] = []
+        floors: dict[FloorRow, None] = {}
         gaps: list[tuple[int, int]] = []
         lid = message.first_lid
         found_from = message.until_lid
         size_bytes = 0
         for key, value in rows:
             size_bytes += len(value)
+            standing: list[FloorRow] = []
             try:
                 batch = Batch(value)
                 if message.needs_payloads:
                     batch.verify()
                 if message.spans_gaps:
-                    value = self._without_free(batch)
+                    value, standing = self._without_free(batch)
             except BokiError as failure:
                 error = self._report_damage(key, failure)
                 break
@@ -95,6 +97,7 @@ class Answers:
                 gaps.append((lid, batch.header.first_lid))
             if batch.header.until_lid > lid:
                 batches.append(value)
+                floors |= dict.fromkeys(standing)
                 lid = batch.header.until_lid
         else:
             if not batches and size_bytes >= question.max_bytes:
@@ -109,16 +112,16 @@ class Answers:
         else:
             holding, freed_until = self._missing(question, found_from, error)
         asked = (message.request, message.term, message.log, message.shard, message.first_lid)
-        found = BatchesFetched(*asked, holding, tuple(batches), error, freed_until, tuple(gaps))
+        found = BatchesFetched(*asked, holding, tuple(batches), error, freed_until, tuple(gaps), tuple(floors))
         yield Send(question.sender, found)
         if error:
             yield Trace(logging.ERROR, error)
 
-    def _without_free(self, batch: Batch) -> bytes:
+    def _without_free(self, batch: Batch) -> tuple[bytes, list[FloorRow]]:
         header = batch.header
         shard = self._holdings.shards.get((header.term, header.log, header.shard))
         first_seqnum = shard.order.seqnum_of(header.first_lid) if shard is not None else None
-        return batch.data if first_seqnum is None else without_free(batch, first_seqnum, self._floors)
+        return (batch.data, []) if first_seqnum is None else without_free(batch, first_seqnum, self._floors)
 
     def _report_damage(self, key: bytes, failure: BokiError) -> str:
         shard, first_lid = split_batch_key(key)

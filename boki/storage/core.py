@@ -108,12 +108,12 @@ class StorageCore:
         self._intake = Intake(self.holdings, unwritten_bytes)
         self.reports = Reports(self.holdings, incarnation, mate)
         self.needed = Needed(self.holdings, self.reports)
-        self.repair = Repair(self.holdings, repair_bytes_per_s)
         self.saved = SavedIndexes()
         self.checkpoints = IndexCheckpoints(incarnation, disk)
         self.floors = Floors(state.floors, state.retired)
         self.answers = Answers(self.holdings, self.floors, self._on_damage)
         self.sweep = Sweep(self.floors, self.holdings, self.saved.covers, self._on_damage, state.waits_below)
+        self.repair = Repair(self.holdings, repair_bytes_per_s, self.sweep.learn)
         self._recovered: Positions = state.applied
         self._witness = Witness(disk)
         self._next_seqnums: dict[LogId, int] = dict(state.next_seqnums)

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from boki.log.batch import Batch, BatchHeader, encode_batch
 from boki.log.chunk import Chunk
-from boki.log.floors import DELETED, Floors
+from boki.log.floors import DELETED, FloorRow, Floors
 from boki.log.ids import KEY_TAG_PREFIX, is_system_tag
 
 _FEW_FLOORS: Final = 64
@@ -56,19 +56,26 @@ def freeing(chunk: Chunk, first_seqnum: int, floors: Mapping[str | None, int]) -
     return Freeing(free, sum(sizes[i] for i in fresh), standing)
 
 
-def without_free(batch: Batch, first_seqnum: int, floors: Floors) -> bytes:
-    """The batch without the payloads of its free records: what has them not yet freed need not know their floors."""
+def without_free(batch: Batch, first_seqnum: int, floors: Floors) -> tuple[bytes, list[FloorRow]]:
+    """The batch without the payloads of its free records, for a node that may have retired their floors. → with it the
+    floors that stand over some of its records: by them others become free when their last one comes.
+    """
     found: list[tuple[Chunk, list[int]]] = []
+    standing: list[FloorRow] = []
     seqnum = first_seqnum
     for chunk in batch.chunks:
         known = [i for i in range(chunk.count) if chunk.is_freed(i)] if chunk.has_freed else []
-        free = freeing(chunk, seqnum, floors.of(chunk.book)).free if len(known) < chunk.count else known
+        free = known
+        if len(known) < chunk.count:
+            of_book = floors.of(chunk.book)
+            free, _, tags = freeing(chunk, seqnum, of_book)
+            standing += [(chunk.book, tag, of_book[tag]) for tag in tags]
         found.append((chunk, free if len(free) > len(known) else []))
         seqnum += chunk.count
     if not any(free for _, free in found):
-        return batch.data
+        return batch.data, standing
     chunks = [(chunk.drop_payloads(free) if free else chunk.data, chunk.count) for chunk, free in found]
-    return rewritten(batch.header, chunks)
+    return rewritten(batch.header, chunks), standing
 
 
 def rewritten(header: BatchHeader, chunks: Sequence[tuple[bytes, int]]) -> bytes:

@@ -160,6 +160,12 @@ class Holdings:
         """Write a batch again whose bytes here are damaged."""
         self._writes.append(Put(batch_key(key, first_lid), batch))
 
+    def drop(self, key: ShardKey, first_lid: int) -> None:
+        """Delete a batch whose bytes here are damaged: another replica has freed it."""
+        row = batch_key(key, first_lid)
+        self._writes.append(Delete(row, row + b"\x00"))
+        self.note(key)
+
     def add_freed(self, key: ShardKey, first_lid: int, until_lid: int) -> None:
         """Another replica had these and has freed them: they will come from nobody, and count as here."""
         self.shards[key].spans.add(first_lid, until_lid)

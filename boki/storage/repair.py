@@ -12,11 +12,12 @@ not reached the disk yet is bounded, too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from boki.log.batch import BatchHeader, read_header
+from boki.log.floors import FloorRow
 from boki.log.ids import NodeId
 from boki.protocol.effects import Effect, Send
 from boki.protocol.messages import BatchesFetched, FetchBatches, Holding
@@ -62,10 +63,15 @@ class _Lane:
 
 
 class Repair:
-    """The lanes of one node. The core calls `look_at` for a shard that may lack something, and `ask` at every turn."""
+    """The lanes of one node. The core calls `look_at` for a shard that may lack something, and `ask` at every turn.
+    `learn` hears of floors over what has come.
+    """
 
-    def __init__(self, holdings: Holdings, bytes_per_s: int) -> None:
+    def __init__(
+        self, holdings: Holdings, bytes_per_s: int, learn: Callable[[Sequence[FloorRow]], None] = lambda _rows: None
+    ) -> None:
         self._holdings = holdings
+        self._learn = learn
         self._bytes_per_s = bytes_per_s
         self._lacking: dict[ShardKey, tuple[int, int, int]] = {}
         """Shards that lack something, with (since when nothing has come from the front, what was the front, no lanes
@@ -234,7 +240,7 @@ class Repair:
             self._tokens += lane.page_bytes - size
         headers = [read_header(batch) for batch in message.batches]
         if lane is not None and lane.is_mend:
-            self._mend(lane, headers, message.batches)
+            self._mend(lane, headers, message)
         for header, batch in zip(headers, message.batches, strict=True):
             is_of_it = (header.term, header.log, header.shard) == key and header.until_lid <= shard.order.until_lid
             if is_of_it and self._holdings.put(key, header.first_lid, header.until_lid, batch):
@@ -242,6 +248,7 @@ class Repair:
                 self._holdings.count_fetched(len(batch))
                 self._copied_bytes += len(batch)
                 self._copied_count += header.record_count
+        self._learn(message.floors)
         freed = [(message.first_lid, message.freed_until)] if message.holding is Holding.FREED else []
         for first_lid, until_lid in (*freed, *message.gaps):
             if first_lid < (until_lid := min(until_lid, shard.order.until_lid)):
@@ -253,8 +260,12 @@ class Repair:
         else:
             lane.tried.clear()
 
-    def _mend(self, lane: _Lane, headers: Sequence[BatchHeader], batches: Sequence[bytes]) -> None:
-        for header, batch in zip(headers, batches, strict=True):
+    def _mend(self, lane: _Lane, headers: Sequence[BatchHeader], message: BatchesFetched) -> None:
+        if message.holding is Holding.FREED and message.first_lid == lane.next_lid < message.freed_until:
+            self._holdings.drop(lane.key, lane.next_lid)
+            lane.next_lid = lane.until_lid
+            return
+        for header, batch in zip(headers, message.batches, strict=True):
             if (header.term, header.log, header.shard) == lane.key and header.first_lid == lane.next_lid:
                 self._holdings.mend(lane.key, header.first_lid, batch)
                 lane.next_lid = lane.until_lid

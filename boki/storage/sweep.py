@@ -149,6 +149,12 @@ class Sweep:
         self._moved.update(books)
         self._requested = True
 
+    def learn(self, rows: Sequence[FloorRow]) -> None:
+        """Take floors over that stand at another node, over records which have come from there."""
+        if rows:
+            self._floors.merge(rows)
+            self.request(book for book, _, _ in rows)
+
     def look_again(self) -> None:
         """More has been saved: what had to wait for that may be deleted."""
         self._requested |= self.waits_below > 0
