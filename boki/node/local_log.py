@@ -229,7 +229,13 @@ class LocalLog:
         incarnation = int(stored) if stored is not None else coordinator.next_incarnation()
         if stored is None:
             disk.store_now([Put(_INCARNATION_KEY, str(incarnation).encode())])
-        core: Core[Any] = disk.restore(lambda: (StorageCore if is_storage else SequencerCore)(node, incarnation, disk))
+
+        def make() -> Core[Any]:
+            if is_storage:
+                return StorageCore(node, incarnation, disk, is_alone=True)
+            return SequencerCore(node, incarnation, disk)
+
+        core = disk.restore(make)
         self.hosts[node] = Host(node, core, self.links, self._loop, disk=disk)
         return incarnation, is_used
 

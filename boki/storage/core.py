@@ -85,7 +85,7 @@ class StorageCore:
     """One storage node. `disk` is what is on its disk at the start; `incarnation` names the run of that disk.
 
     `repair_bytes_per_s`: the most that repair of closed shards may take. `unwritten_bytes`: the most that may be on its
-    way to the disk. `mate`: the sequencer of its process.
+    way to the disk. `mate`: the sequencer of its process. `is_alone`: its cluster is one process, without registration.
     """
 
     HEARS: ClassVar[frozenset[type]] = kinds(StorageInput)
@@ -99,6 +99,7 @@ class StorageCore:
         repair_bytes_per_s: int = REPAIR_BYTES_PER_S,
         unwritten_bytes: int = UNWRITTEN_BYTES,
         mate: NodeId | None = None,
+        is_alone: bool = False,
     ) -> None:
         self.node = node
         self.incarnation = incarnation
@@ -108,7 +109,7 @@ class StorageCore:
         self._intake = Intake(self.holdings, unwritten_bytes)
         self.reports = Reports(self.holdings, incarnation, mate)
         self.needed = Needed(self.holdings, self.reports)
-        self.saved = SavedIndexes()
+        self.saved = SavedIndexes(is_alone=is_alone)
         self.checkpoints = IndexCheckpoints(incarnation, disk)
         self.floors = Floors(state.floors, state.retired)
         self.answers = Answers(self.holdings, self.floors, self._on_damage)

@@ -5,7 +5,8 @@ Engines that run are waited for all the same, as far as they hold the index or d
 checkpoint in mid-life costs them a restart. One that is gone forever holds up nothing, and neither does one that has
 lost its slot for an index: it is registered, and never saves one again.
 
-Without any registration this is one process (`boki dev`), whose engine keeps its index itself; then its word is enough.
+Alone in one process (`boki dev`) an engine keeps its index itself; then its word is enough. A node of a cluster that
+has just started is not told yet which engines there are, and is not alone: it waits for a checkpoint of its own.
 """
 
 from __future__ import annotations
@@ -23,9 +24,12 @@ _RECENT_US: Final = 600_000_000
 
 
 class SavedIndexes:
-    """What engines have said, who of them counts, and what the checkpoint on this node covers."""
+    """What engines have said, who of them counts, and what the checkpoint on this node covers. `is_alone`: no node is
+    ever registered, and nothing is mirrored.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_alone: bool = False) -> None:
+        self._is_alone = is_alone
         self._saved: dict[NodeId, IndexSaved] = {}
         self._gone_at: dict[NodeId, int] = {}
         self._engines: frozenset[NodeId] | None = None
@@ -69,10 +73,10 @@ class SavedIndexes:
     def covers(self, key: ShardKey, seqnum: int) -> bool:
         """Whether no index will ever ask for that record again."""
         term, log, _ = key
-        if self._engines is not None or self._covered is not None:
-            if self._covered is None or not _covers(self._covered_term, self._covered, term, log, seqnum):
+        if self._is_alone:
+            if not self._saved:
                 return False
-        elif not self._saved:
+        elif self._covered is None or not _covers(self._covered_term, self._covered, term, log, seqnum):
             return False
         return all(_covers(saved.term, saved.next_seqnums, term, log, seqnum) for saved in self._saved.values())
 

@@ -82,9 +82,11 @@ class Cluster(World):
         if is_wiped:
             self.disks[NodeId(node)] = MemoryDisk()
             self.incarnations[node] = self.incarnations.get(node, 1) + 1
-        kind = StorageCore if node.startswith("storage") else SequencerCore
-        incarnation = self.incarnations.setdefault(node, 1)
-        self.add(node, kind(NodeId(node), incarnation, self.disk(node)))
+        incarnation, name, disk = self.incarnations.setdefault(node, 1), NodeId(node), self.disk(node)
+        if node.startswith("storage"):
+            self.add(node, StorageCore(name, incarnation, disk, is_alone=not self.is_registered))
+        else:
+            self.add(node, SequencerCore(name, incarnation, disk))
         self._introduce(node)
 
     def start_engine(self, node: str = ENGINE) -> None:

@@ -28,7 +28,7 @@ REPLICAS = view().storage
 
 
 def make(world: World, *, incarnation: int = 1, node: str = NODE) -> StorageCore:
-    core = StorageCore(node, incarnation, world.disk(node))  # type: ignore[arg-type]
+    core = StorageCore(node, incarnation, world.disk(node), is_alone=True)  # type: ignore[arg-type]
     world.add(node, core)
     world.tell(node, InstallView((view(),)))
     world.run()
