@@ -46,9 +46,8 @@ class FetchBatches(Message, frozen=True):
     """engine, storage -> storage. The batches that cover `first_lid` until `until_lid`, whole, from the start on.
 
     The answer may stop early at `max_bytes`. Without `needs_payloads` only the columns are checked, for an index that
-    must not stall because of a damaged payload. With `spans_gaps` it continues behind what has been freed, and
-    brings no payloads of records that are free.
-    → `BatchesFetched`
+    must not stall because of a damaged payload. With `spans_gaps` it continues behind what was freed, and brings no
+    payloads of free records. → `BatchesFetched`
     """
 
     request: Natural
@@ -104,9 +103,7 @@ class BatchesFetched(Message, frozen=True):
     gaps: tuple[tuple[Natural, Natural], ...] = ()
     """Further ranges that have been freed, in order, each in front of a batch of this answer."""
     floors: tuple[FloorRow, ...] = ()
-    """Only if gaps were to be spanned: the floors that stand over records of these batches. A node that had nothing
-    below them may have retired them.
-    """
+    """If gaps were to be spanned: floors over these batches. A node with nothing below may have retired them."""
 
 
 # storage -> primary sequencer, and -> engine of the shard
@@ -188,10 +185,7 @@ class EntriesStored(Message, frozen=True):
 
 
 class Metalog(Message, frozen=True):
-    """Committed entries from `first_index` on, and the committed index, which may lie above them.
-
-    `ended`: the term is over and `committed` is its end.
-    """
+    """Committed entries from `first_index` on, and the committed index. `ended`: the term is over and ends there."""
 
     term: Term
     log: LogId
