@@ -35,6 +35,7 @@ _CALM_AFTER_US: Final = 1_000_000
 _CALM_INTERVALS: Final = (2, 6)
 _FOLLOWING_INTERVALS: Final = 4
 _SILENT_SHARE: Final = 16
+"""A new primary that is silent for this part of the pause is given up before the pause is over."""
 _AWAKE_US: Final = 75_000
 """A tick that is later than this shows that the process was stopped: that time counts against nobody."""
 

@@ -34,10 +34,10 @@ from boki.protocol.messages import Complete, Completed, EntriesDropped, FetchSea
 _REPEAT_US: Final = 200_000
 _PAGE_ENTRIES: Final = 10_000
 _STALL_US: Final = 1_000_000
-_MAX_STALL_US: Final = 8_000_000
-"""A completion that does not get on for this long begins again: a node in it has died, or is slow. It is twice as long
-each time.
+"""A completion that does not get on for this long begins again: a node in it has died. It is twice as long each time,
 """
+_MAX_STALL_US: Final = 8_000_000
+"""up to this: a node may be slow."""
 
 
 class Step(Enum):
@@ -97,8 +97,8 @@ class TermChange:
         self.moved_at = 0
         """When it last got on: a node has sealed, or more was fetched or confirmed than ever before."""
         self._waits_since = 0
+        """When the step began, or last got on."""
         self._stall_us = _STALL_US
-        self._have_sealed: set[NodeId] = set()
         self.note_applied(applied)
 
     def note_applied(self, applied: Iterable[tuple[NodeId, Positions]]) -> None:
@@ -114,8 +114,7 @@ class TermChange:
         match message:
             case Sealed(term, incarnation) if term == self.last.term:
                 if self._counts(sender, incarnation) and len(message.stored_until) == self.last.log_count:
-                    if sender not in self._have_sealed:
-                        self._have_sealed.add(sender)
+                    if sender not in self._durable.get(0, {}):  # it has not answered before
                         self.moved_at = now_us
                     for log, until in enumerate(message.stored_until):
                         self._note_durable(log, sender, until)

@@ -121,16 +121,15 @@ class Requests:
 
     def trim(self, trim: Trims, waiter: Waiter, deadline_us: int, view: View | None) -> list[Unstamped]:
         """Want a trim. `view` is that of the newest term, None while an older one is followed."""
+        if view is not None:
+            self._arrange(view)
         pending = self._trims[trim.request] = _PendingTrim(trim, waiter, deadline_us)
-        if view is None:
+        if view is None or not self._join(pending, view):
             return []
-        self._arrange(view)
-        window = pending.window
-        is_admitted = pending.place < window.end if window is not None else self._join(pending, view)
-        return [_request(view, view.log_of(trim.book), trim)] if is_admitted else []
+        return [_request(view, view.log_of(trim.book), trim)]
 
     def _arrange(self, view: View) -> None:
-        """Each term has logs of its own, and primaries that remember nothing of the one before."""
+        """Deal pending trims to the logs of the newest term, whose primaries remember nothing of the one before."""
         if view.term != self._windows_term:
             self._windows_term, self._windows = view.term, {}
             for pending in self._trims.values():
@@ -170,7 +169,7 @@ class Requests:
                 pending = self._trims.get(request)
                 if pending is not None and pending.trim == entry:
                     admitted = self._end_trim(request)
-                    # of an older term, they are dealt to its logs: the next tick deals them again
+                    # dealt to the logs of another term than this one, they wait for the next tick
                     trims = [other.trim for other in admitted] if view.term == self._windows_term else []
                     return [Ended(pending.waiter, Done()), *(_request(view, log, trim) for trim in trims)]
             case CloseShard(shard, is_lost):

@@ -47,6 +47,7 @@ Then = Callable[[Sequence[Effect]], None]
 _Core = TypeVar("_Core")
 
 _ROOM_AGAIN_BYTES: Final = 32 << 20
+"""A disk that had no room has some again with this much more than its reserve free, or an eighth if that is less."""
 _QUICK_S: Final = 0.001
 """A sync within this time is quick: an event loop may stall for this long."""
 _SLOW_S: Final = 0.005
@@ -290,7 +291,6 @@ class Disk:
         self._loop = loop
         self._on_failure = on_failure
         self._reserve_bytes = reserve_bytes
-        self._had_room = True
         self._loads = Loads(self.scan, loop)
         self._redo: RedoLog | None = None
         self._own_syncs = 0
@@ -432,15 +432,16 @@ class Disk:
         stat = os.statvfs(self.path)
         return stat.f_bavail * stat.f_frsize
 
-    def find_room(self) -> DiskRoom:
+    def find_room(self, *, had_room: bool = True) -> DiskRoom:
         """Whether records may be added. The last quarter of the reserve is for trims, metalogs and compaction alone.
-        Once it was touched, there is room again when somewhat more than the reserve is free: else what comes in the
-        moment after that would touch it again.
+
+        If it had no room before (`had_room`), somewhat more than the reserve must be free: else what comes in the next
+        moment would touch it again.
         """
         free_bytes, reserve_bytes = self.free_bytes, self._reserve_bytes
-        more_bytes = 0 if self._had_room else min(reserve_bytes // 8, _ROOM_AGAIN_BYTES)
-        self._had_room = free_bytes > reserve_bytes + more_bytes
-        return DiskRoom(self._had_room, free_bytes > reserve_bytes // 4, reserve_bytes)
+        more_bytes = 0 if had_room else min(reserve_bytes // 8, _ROOM_AGAIN_BYTES)
+        has_room = free_bytes > reserve_bytes + more_bytes
+        return DiskRoom(has_room, free_bytes > reserve_bytes // 4, reserve_bytes)
 
     def close(self) -> None:
         """Write what is pending, stop the thread and close the database. Loads under way are not answered.

@@ -73,8 +73,8 @@ class Host:
         self._carry_out = carry_out
         self._inbox: list[tuple[NodeId, Any]] = []
         self._scheduled = False
-        self._room = True, True
-        """Whether the disk has room, and may store, as the core was told."""
+        self._room = DiskRoom(True)
+        """What the core was told of its disk, if it has a use for that. It begins as one that has room."""
         self._timer: TimerHandle | None = None
         self._resting = core if isinstance(core, Resting) else None
         self._rests = False
@@ -207,9 +207,9 @@ class Host:
         if self.stopped:
             return
         if self._watches_room and self.disk is not None:
-            room = self.disk.find_room()
-            if (room.has_room, room.may_store) != self._room:
-                self._room = room.has_room, room.may_store
+            room = self.disk.find_room(had_room=self._room.has_room)
+            if (room.has_room, room.may_store) != (self._room.has_room, self._room.may_store):
+                self._room = room
                 self.deliver(self.node, room)
         now = now_us()
         try:

@@ -185,7 +185,7 @@ class EntriesStored(Message, frozen=True):
 
 
 class Metalog(Message, frozen=True):
-    """Committed entries from `first_index` on, and the committed index. `ended`: the term is over and ends there."""
+    """Committed entries from `first_index` on; the committed index, maybe above them; if `ended`, the term's end."""
 
     term: Term
     log: LogId

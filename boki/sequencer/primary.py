@@ -116,7 +116,8 @@ class Primary:
     def lacks_page(self, backup: NodeId, stored_until: int, committed: int, now_us: int, *, moved: bool) -> bool:
         """Whether a backup that answers that it stands there is to be sent the entries from there on: it is behind, and
         they are not on their way. It answers every proposal, so a page that is lost is sent again after a while. What
-        it has acknowledged does not count: it may have lost that, where only votes are synced.
+        it has acknowledged does not count: it may have lost that, where only votes are synced. `moved`: it holds more
+        than it said before, so what is within a page of the end is under way.
         """
         page, sent_at = self._pages.get(backup, (-1, 0))
         if stored_until >= committed - (PAGE_ENTRIES if moved else 0):

@@ -24,12 +24,11 @@ from boki.protocol.effects import Effect, Load, Send, Trace
 from boki.protocol.messages import BatchesFetched, FetchBatches, Holding
 from boki.storage.freeing import without_free
 from boki.storage.holdings import Holdings
+from boki.storage.repair import BUSY_PAGE_BYTES
 from boki.storage.shards import ShardKey, batch_key, split_batch_key
 
 _ANSWER_BYTES: Final = 1 << 20
 """More is not given at once: others wait for this node, too."""
-_BUSY_REPAIR_BYTES: Final = 128 << 10
-"""Nor is more than this to one that repairs itself, while appends come in: what is free has to be looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,8 @@ class Answers:
         key = (message.term, message.log, message.shard)
         shard = self._holdings.shards.get(key)
         known = (shard.written_until, shard.generation) if shard is not None else (0, 0)
-        most = _BUSY_REPAIR_BYTES if is_busy and message.spans_gaps else _ANSWER_BYTES
+        # for one that repairs itself it has to be looked for what is free
+        most = BUSY_PAGE_BYTES if is_busy and message.spans_gaps else _ANSWER_BYTES
         question = Question(sender, message, *known, min(max(1, message.max_bytes), most))
         return (self._load(question, batch_key(key, 0)),)
 

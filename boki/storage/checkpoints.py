@@ -168,7 +168,7 @@ class IndexCheckpoints:
         dropped: list[Delete] = []
         if message.number == 1:
             size_bytes = sum(len(key) + len(value) for key, value in message.rows)
-            if not self._has_room_for_index(size_bytes):  # without halves that nobody continues it may fit
+            if not self._has_room_for_index(size_bytes):  # without halves that are not continued it may fit
                 dropped = self._drop_halves(besides=lineage)
             if not self._has_room_for_index(size_bytes):
                 return Kept((*dropped, *self._drop_halves()), self._answer(sender, lineage.number, 1, 0, False))

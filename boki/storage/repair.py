@@ -25,7 +25,8 @@ from boki.storage.holdings import Holdings
 from boki.storage.shards import ShardKey
 
 PAGE_BYTES: Final = 512 << 10
-_BUSY_PAGE_BYTES: Final = 128 << 10
+BUSY_PAGE_BYTES: Final = 128 << 10
+"""While appends arrive at the node that asks, or at the one that is asked."""
 _BUSY_QUESTIONS: Final = 2
 """This many questions are under way at most while appends arrive; else each lane may have one."""
 _LANES: Final = 8
@@ -67,9 +68,7 @@ class Repair:
     `learn` hears of floors over what has come.
     """
 
-    def __init__(
-        self, holdings: Holdings, bytes_per_s: int, learn: Callable[[Sequence[FloorRow]], None] = lambda _rows: None
-    ) -> None:
+    def __init__(self, holdings: Holdings, bytes_per_s: int, learn: Callable[[Sequence[FloorRow]], None]) -> None:
         self._holdings = holdings
         self._learn = learn
         self._bytes_per_s = bytes_per_s
@@ -210,7 +209,7 @@ class Repair:
                 self._lacking[lane.key] = (since, front, now_us + _REST_US)
             return ()
         self._numbers += 1
-        lane.page_bytes = _BUSY_PAGE_BYTES if self.is_busy(now_us) else PAGE_BYTES
+        lane.page_bytes = BUSY_PAGE_BYTES if self.is_busy(now_us) else PAGE_BYTES
         self._tokens -= lane.page_bytes
         lane.request, lane.peer, lane.asked_at = self._numbers, peer, now_us
         wanted = (*lane.key, lane.next_lid, lane.until_lid, lane.page_bytes)

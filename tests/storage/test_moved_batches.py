@@ -1,4 +1,4 @@
-"""Batches that come from another node, moved here or repaired: what is trimmed of them before and after is freed here."""
+"""Batches that come from another node, moved here or repaired: what was trimmed of them, or will be, is freed."""
 
 from __future__ import annotations
 

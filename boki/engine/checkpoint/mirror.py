@@ -8,7 +8,7 @@ before still finds them.
 
 A node that falls behind, or comes later, is left out: it can only be sent a whole index again. That is done when too
 few nodes are left, and if any is left out, between two checkpoints: ever more rarely while one is left out each time,
-because its disk is full or hangs. A whole index is sent the faster, the more has changed since it began.
+because its disk is full or hangs. A checkpoint is sent the faster, the more has changed since it began.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ _LAG_US: Final = 10_000_000
 """A node that has stored nothing for this long, while others have all, is left out."""
 _BACKOFF_US: Final = 10_000_000
 _RENEW_US: Final = 300_000_000
-_MAX_RENEW_US: Final = 3_600_000_000
+_MAX_PAUSE_US: Final = 3_600_000_000
+"""The longest pause before a whole index is sent again: it is doubled each time that this was of no use."""
 
 _Writes = Sequence[Put | Delete]
 
@@ -97,7 +98,7 @@ class Mirror:
         self._renewed_for: set[NodeId] = set()
         """The nodes that were left out when it began again for that."""
         self._retry_us = _BACKOFF_US
-        """The pause after the next time that too much waits."""
+        """The pause when too much waits the next time."""
         self._next_at = 0
         self._has_emptied = False
         """Whether a node that took part has come back without anything: it can be sent a whole index at once."""
@@ -132,16 +133,16 @@ class Mirror:
         """Send what is due. `storage`: the nodes that exist; none if it is not for this engine to do it."""
         hurry = 1 + _HURRY * self._queued_bytes / _QUEUE_BYTES
         earned = int((now_us - self._ticked_at) * _BYTES_A_SECOND * hurry) // 1_000_000
-        # one page too many at most: appends continue beside
+        # one page too many at most, or as many as it hurries: appends continue beside
         self._allowance = min(self._allowance + earned, int(self._page_bytes * hurry))
         self._ticked_at = now_us
         self._storage = storage if len(storage) >= view.write_quorum else ()
         if not self._keepers:
             return []
         if self._queued_bytes > _QUEUE_BYTES:
-            backoff_us, self._retry_us = self._retry_us, min(2 * self._retry_us, _MAX_RENEW_US)
+            backoff_us, self._retry_us = self._retry_us, min(2 * self._retry_us, _MAX_PAUSE_US)
             return [self._abandon(f"{self._queued_bytes >> 20} MiB of changes wait for the nodes", now_us, backoff_us)]
-        if why := self._why_not(now_us):
+        if why := self._judge(now_us):
             return [self._abandon(why, now_us)]
         if self._build is None and self._queue:
             writes, saved = self._queue.popleft()
@@ -152,8 +153,8 @@ class Mirror:
                 keeper.is_complete = False
         return [*self._leave_out(view, now_us), *self._finish(view), *self._send(now_us)]
 
-    def _why_not(self, now_us: int) -> str:
-        """Why this lineage does not continue, in words; empty if it does."""
+    def _judge(self, now_us: int) -> str:
+        """Why this lineage does not continue, in words; empty if it does. Pauses are shortened and doubled here."""
         if not self._storage:
             return "it is not for this engine to do it, or too few storage nodes are there"
         left_out, age_us = set(self._storage) - self._keepers.keys(), now_us - self._whole_at
@@ -163,7 +164,7 @@ class Mirror:
         if self._number and not self._queue and age_us > _RENEW_US:
             self._retry_us = _BACKOFF_US
         if left_out and self._build is None and age_us > self._renew_us:
-            self._renew_us, self._renewed_for = min(2 * self._renew_us, _MAX_RENEW_US), left_out
+            self._renew_us, self._renewed_for = min(2 * self._renew_us, _MAX_PAUSE_US), left_out
             return f"to take in {', '.join(sorted(left_out))}, too"
         return ""
 

@@ -59,10 +59,10 @@ def handed_on(
     """What the next round is given of the messages: from behind where it reads the inbox, and what its record says.
 
     `seen`: up to where this round was given them. `passed`: those that were read and are forgotten. The next round
-    reads from the first one on that nobody has taken, and its record names what was taken since. One message that
-    nobody ever takes would hold the inbox so: each round would read all since then, and name more. So messages that
-    are few go with the record where that is shorter, and then always do. Not so updates and requests to end: others
-    look for these in the inbox.
+    reads from the first one on that was not taken, and its record names what was taken since. One message that is never
+    taken would hold the inbox so: each round would read all since then, and name more. So messages that are few go with
+    the record where that is shorter, and then always do. Not so updates and requests to end: others look for these in
+    the inbox.
     """
     left = mailbox.left
     waiting = tuple(seqnum for seqnum in left if seqnum > history.cursor)

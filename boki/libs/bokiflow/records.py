@@ -107,7 +107,7 @@ class Continued(msgspec.Struct, frozen=True, array_like=True, tag=7):
 
     `place` is the record's own place in the journal, and `number` counts the continuations. Its header's `seen` is
     lowered to where the inbox is to be read from; `taken` names the messages behind it that were taken nevertheless.
-    `kept` are messages in front of it that nobody has taken: where each stood, and its record.
+    `kept` are messages in front of it that were not taken: where each stood, and its record.
     """
 
     payload: Payload

@@ -33,6 +33,8 @@ MAX_PAUSE_US: Final = 2_500_000
 MAX_OFFSET_US: Final = 1_000_000
 _RATES_ELSEWHERE: Final = {"loss", "repeat", "reorder", "delay", "doubt", "stale", "seal_crash"}
 _SHORT_INCARNATION_RATE: Final = 0.6
+_RESERVE_BYTES: Final = 16 << 10
+"""Of a full disk: a quarter of it holds the index of a short run, and not that of a long one."""
 _KINDS_ON_DISK: Final = {
     Role.SEQUENCER: (b"e", b"e", b"e", b"z", b"l", b"b", b"w"),
     Role.STORAGE: (b"x", b"h", b"o", b"p", b"s"),
@@ -302,7 +304,7 @@ class Faults:
     def _full(self) -> None:
         node = self._pick(Role.STORAGE)
         assert isinstance(node, StorageNode)
-        room = DiskRoom(False, self._rng.random() < 0.7)
+        room = DiskRoom(False, self._rng.random() < 0.7, _RESERVE_BYTES)
         self._clock.note(f"the disk of {node.name} is full", room)
         node.set_room(room)
         self._later(self._some_us(50_000, 2_000_000), node.set_room, DiskRoom(True))
