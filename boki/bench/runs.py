@@ -68,11 +68,13 @@ def append(options: Options, step: Step) -> Iterator[Row]:
 
 
 def read(options: Options, step: Step) -> Iterator[Row]:
-    """Reads that the cache serves: one by one, and as a stream of batches."""
+    """Reads that the cache serves: one after the other, anywhere, and as a stream of batches."""
     with target(options) as system:
         load = Load(1, options.size_bytes, options.duration_s)
         rounds = list(_rounds(options, step, "cached read_next", system, "read_next_load", load))
         yield _row(options, "read_next", 1, options.size_bytes, **summary(rounds))
+        rounds = list(_rounds(options, step, "cached read_next anywhere", system, "read_anywhere_load", load))
+        yield _row(options, "read_next_anywhere", 1, options.size_bytes, **summary(rounds))
     with target(options) as system:
         record_count = min(SCAN_RECORDS, options.record_count)
         step(f"appending {record_count:,} records to read")

@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from select import select
 from threading import Condition, RLock, Timer
+from time import perf_counter_ns
 from typing import Any, Final, NoReturn, TypeVar
 
 from boki.api.blocking_context import Context
@@ -27,6 +28,7 @@ from boki.log.limits import KIB
 from boki.log.metalog import Positions, merge_positions
 from boki.log.operations import Answer, Failure, Operation
 from boki.protocol.calls import WINDOW, Call, CallChange, InvocationState, Outcome, ResultChunk, Suspension
+from boki.worker.busy_polling import WINDOW_NS, Payoff, is_answered_at_once
 from boki.worker.console import SPEAKER, Console, Speaker
 from boki.worker.ending import Ending, cancelled, unknown
 from boki.worker.frames import (
@@ -80,6 +82,9 @@ class BlockingWorker:
         self._sending = RLock()  # a finaliser that prints may run in the thread that sends
         self._arrived = Condition()
         self._is_read = False
+        self._is_answer_near = False
+        """The only request that is open is one that is answered at once."""
+        self._payoff = Payoff()
         self._starts: list[Start] = []
         self._answers: dict[int, ReplyFrame | None] = {}
         """What came for those who wait, by request id; None: not yet."""
@@ -218,13 +223,30 @@ class BlockingWorker:
         return self._cancelled == ticket
 
     def _receive(self) -> bytes:
+        """What comes next. In one thread at a time (`_is_read`)."""
         try:
-            data = self._socket.recv(_READ_BYTES)
+            is_near, self._is_answer_near = self._is_answer_near, False
+            data = self._look() if is_near and self._payoff.is_worth_a_try() else None
+            if data is None:
+                data = self._socket.recv(_READ_BYTES)
         except OSError:
             data = b""
         if not data:
             os._exit(0)  # the engine is gone, or wants this process no longer
         return data
+
+    def _look(self) -> bytes | None:
+        """What comes within the window of `boki.worker.busy_polling`, without sleeping."""
+        until_ns = perf_counter_ns() + WINDOW_NS
+        while perf_counter_ns() < until_ns:
+            try:
+                data = self._socket.recv(_READ_BYTES, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                continue
+            self._payoff.paid()
+            return data
+        self._payoff.failed()
+        return None
 
     # what calls ask for
 
@@ -234,8 +256,8 @@ class BlockingWorker:
             self._next_id += 1
             return self._next_id
 
-    def ask(self, ticket: int, request_id: int, frame: bytes, kind: type[R]) -> R:
-        """Send the request of that call and wait for its answer.
+    def ask(self, ticket: int, request_id: int, frame: bytes, kind: type[R], *, is_quick: bool = False) -> R:
+        """Send the request of that call and wait for its answer, which comes at once if it `is_quick`.
 
         `TooLarge` if no frame holds it; `DeadlineExceeded` if the engine has cancelled the call, or does so meanwhile.
         """
@@ -247,6 +269,7 @@ class BlockingWorker:
         with self._arrived:
             if self._was_cancelled(ticket):  # the call may run again soon: nothing of this run may come after
                 raise _cancelled()
+            self._is_answer_near = is_quick and not self._answers
             self._answers[request_id] = None
         self._send(frame)
         with self._arrived:
@@ -305,7 +328,7 @@ class _Calls:
         worker = self._worker
         request_id = worker.next_id()
         frame = encode_frame(LogRequest(request_id, positions, int(timeout_s * 1_000_000), operation))
-        reply = worker.ask(self._ticket, request_id, frame, LogReply)
+        reply = worker.ask(self._ticket, request_id, frame, LogReply, is_quick=is_answered_at_once(operation))
         worker.raise_positions(positions, reply.positions)
         if isinstance(reply.answer, Failure):
             raise reply.answer.error()

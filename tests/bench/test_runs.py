@@ -63,7 +63,7 @@ def is_measured(row: dict[str, object]) -> bool:
     ("words", "expected"),
     [
         (["append", "--inflight", "4"], [("append", 4), ("append_many", 1), ("append_many", 4)]),
-        (["read"], [("read_next", 1), ("subscribe", 1)]),
+        (["read"], [("read_next", 1), ("read_next_anywhere", 1), ("subscribe", 1)]),
         (["invoke", "--inflight", "2"], [("invoke", 2)]),
         (["cold-start"], [("cold-start", 1)]),
         (["restart"], [("restart", 1), ("restart", 1)]),

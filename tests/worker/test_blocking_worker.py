@@ -11,8 +11,10 @@ import pytest
 from boki.log.limits import DEFAULT_LIMITS
 from boki.log.metalog import Positions
 from boki.log.operations import Appended, TrimBook
+from boki.worker import blocking_worker
 from boki.worker.blocking_worker import BlockingWorker, _Calls
-from boki.worker.frames import Fork, LogReply
+from boki.worker.busy_polling import WINDOW_NS
+from boki.worker.frames import Fork, LogReply, encode_frame
 from boki.worker.tally import Tally
 
 
@@ -30,8 +32,29 @@ def test_threads_of_a_function_raise_its_positions_one_at_a_time(monkeypatch: py
                 may_enter.append(other.submit(worker._arrived.acquire, False).result())
                 return super().get(*arguments)
 
-        monkeypatch.setattr(worker, "ask", lambda *_: LogReply(1, {0: 7}, Appended(7)))
+        monkeypatch.setattr(worker, "ask", lambda *_, **__: LogReply(1, {0: 7}, Appended(7)))
         positions: Positions = Watched()
         _Calls(worker, 1).request(TrimBook("b", 1), positions, 1.0)
         assert positions == {0: 7}
         assert may_enter == [False]
+
+
+@pytest.mark.parametrize("window_ns", [0, WINDOW_NS])
+def test_an_answer_that_was_looked_for_is_taken_when_it_comes(monkeypatch: pytest.MonkeyPatch, window_ns: int) -> None:
+    """Within the window as well as after it, and what is asked next is answered, too."""
+    monkeypatch.setattr(blocking_worker, "WINDOW_NS", window_ns)
+    tally, (ours, theirs) = Tally(-1), socket.socketpair()
+
+    def answer(reply: LogReply) -> None:
+        assert theirs.recv(100) == b"a read"
+        theirs.sendall(encode_frame(reply))
+
+    with closing(tally), ours, theirs, ThreadPoolExecutor(1) as engine:
+        worker = BlockingWorker(
+            Fork(1, "blocking", "m", "m.py", ".", 0, DEFAULT_LIMITS, pin_sources=False), tally, ours
+        )
+        for number in range(1, 4):
+            reply = LogReply(number, {}, Appended(number))
+            answered = engine.submit(answer, reply)
+            assert worker.ask(1, number, b"a read", LogReply, is_quick=True) == reply
+            answered.result()

@@ -11,6 +11,7 @@ import asyncio
 import operator
 import time
 from collections.abc import Awaitable, Callable
+from random import Random
 
 import msgspec
 
@@ -140,6 +141,18 @@ async def read_next_load(ctx: Context, load: Load) -> Round:
         nonlocal next_seqnum
         record = await ctx.logbook.read_next(TAG, min_seqnum=next_seqnum)
         next_seqnum = 0 if record is None else record.next_seqnum
+
+    return await closed_loop(read, load.inflight, load.duration_s)
+
+
+@function(book=BOOK, timeout_s=600)
+async def read_anywhere_load(ctx: Context, load: Load) -> Round:
+    """`read_next` of records of a tag that are in the cache, anywhere: none is read ahead, each asks the engine."""
+    seqnums = await ctx.logbook.append_many([(bytes(load.size_bytes), [TAG])] * BATCH_RECORDS)
+    chosen = Random(0)
+
+    async def read(_caller: int) -> None:
+        await ctx.logbook.read_next(TAG, min_seqnum=chosen.choice(seqnums))
 
     return await closed_loop(read, load.inflight, load.duration_s)
 

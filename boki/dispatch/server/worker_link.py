@@ -19,6 +19,7 @@ from boki.log.checks import check_request
 from boki.log.limits import MIB, Limits
 from boki.log.metalog import Positions
 from boki.log.operations import Answer, Append, Failure, Operation, Read, SetRetention, TrimBook
+from boki.worker.busy_polling import BusyPolling, is_answered_at_once
 from boki.worker.frames import (
     VERSION,
     AbandonRead,
@@ -108,6 +109,7 @@ class WorkerLink(asyncio.Protocol):
         self._waiting_reads: dict[int, Finish] = {}
         self._decoder = from_worker(limits)
         self._loop = asyncio.get_running_loop()
+        self._polling = BusyPolling(self._loop.call_soon)
         self._transport: asyncio.Transport | None = None
         self._out: list[bytes] = []
         self._is_flush_due = False
@@ -158,6 +160,7 @@ class WorkerLink(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
+        self._polling.came()
         try:
             frames = self._decoder.feed(data)
         except CorruptData as error:
@@ -263,6 +266,8 @@ class WorkerLink(asyncio.Protocol):
         if isinstance(operation, Read) and operation.wait_us:
             self._waiting_reads[request.id] = finish
         self._log.submit(operation, request.positions, max(request.timeout_us, 0), finish)
+        if not self._requests and is_answered_at_once(operation):  # it was, and the worker may have a next one
+            self._polling.expect()
 
     def _abandon_read(self, request_id: int) -> None:
         finish = self._waiting_reads.pop(request_id, None)
