@@ -28,7 +28,7 @@ from boki.log.limits import KIB
 from boki.log.metalog import Positions, merge_positions
 from boki.log.operations import Answer, Failure, Operation
 from boki.protocol.calls import WINDOW, Call, CallChange, InvocationState, Outcome, ResultChunk, Suspension
-from boki.worker.busy_polling import WINDOW_NS, Payoff, is_answered_at_once
+from boki.worker.busy_polling import ANSWER_NS, Payoff, is_answered_at_once
 from boki.worker.console import SPEAKER, Console, Speaker
 from boki.worker.ending import Ending, cancelled, unknown
 from boki.worker.frames import (
@@ -83,7 +83,7 @@ class BlockingWorker:
         self._arrived = Condition()
         self._is_read = False
         self._is_answer_near = False
-        """The only request that is open is one that is answered at once."""
+        """The request that was sent last was the only one, is answered at once, and nobody has looked since."""
         self._payoff = Payoff()
         self._starts: list[Start] = []
         self._answers: dict[int, ReplyFrame | None] = {}
@@ -198,9 +198,10 @@ class BlockingWorker:
             self._arrived.wait()
             return
         self._is_read = True
+        is_near, self._is_answer_near = self._is_answer_near, False
         self._arrived.release()
         try:
-            data = self._receive()
+            data = self._receive(is_near=is_near)
         finally:
             self._arrived.acquire()
             self._is_read = False
@@ -222,10 +223,9 @@ class BlockingWorker:
             self._read_or_wait()
         return self._cancelled == ticket
 
-    def _receive(self) -> bytes:
-        """What comes next. In one thread at a time (`_is_read`)."""
+    def _receive(self, *, is_near: bool) -> bytes:
+        """What comes next; look for it first if it `is_near`. In one thread at a time (`_is_read`)."""
         try:
-            is_near, self._is_answer_near = self._is_answer_near, False
             data = self._look() if is_near and self._payoff.is_worth_a_try() else None
             if data is None:
                 data = self._socket.recv(_READ_BYTES)
@@ -236,8 +236,12 @@ class BlockingWorker:
         return data
 
     def _look(self) -> bytes | None:
-        """What comes within the window of `boki.worker.busy_polling`, without sleeping."""
-        until_ns = perf_counter_ns() + WINDOW_NS
+        """What comes within the window of `boki.worker.busy_polling`, without sleeping.
+
+        Another thread of the function that computes takes the interpreter's lock in between: then nothing is seen in
+        time, and so this is tried seldom.
+        """
+        until_ns = perf_counter_ns() + ANSWER_NS
         while perf_counter_ns() < until_ns:
             try:
                 data = self._socket.recv(_READ_BYTES, socket.MSG_DONTWAIT)
@@ -257,7 +261,7 @@ class BlockingWorker:
             return self._next_id
 
     def ask(self, ticket: int, request_id: int, frame: bytes, kind: type[R], *, is_quick: bool = False) -> R:
-        """Send the request of that call and wait for its answer, which comes at once if it `is_quick`.
+        """Send the request of that call and wait for its answer, which comes at once if that `is_quick`.
 
         `TooLarge` if no frame holds it; `DeadlineExceeded` if the engine has cancelled the call, or does so meanwhile.
         """

@@ -32,7 +32,7 @@ from boki.log.limits import KIB, MIB
 from boki.log.metalog import Positions, merge_positions
 from boki.log.operations import Answer, Failure, Operation, Read
 from boki.protocol.calls import WINDOW, Begun, Call, CallChange, InvocationState, Outcome, ResultChunk, Suspension
-from boki.worker.busy_polling import BusyPolling, is_answered_at_once
+from boki.worker.busy_polling import ANSWER_NS, BusyPolling, is_answered_at_once
 from boki.worker.console import SPEAKER, Console, Speaker
 from boki.worker.ending import Ending, cancelled, unknown
 from boki.worker.frames import (
@@ -107,7 +107,7 @@ class AsyncWorker(asyncio.Protocol):
         self._tally = tally
         self._ending = Ending(self.console, limits)
         self._loop = loop
-        self._polling = BusyPolling(loop.call_soon)
+        self._polling = BusyPolling(ANSWER_NS, loop.call_soon)
         self._max_frame_bytes = max_frame_bytes(limits)
         self._appends = AppendGatherer(self, limits)
         self._decoder = to_worker(limits)
@@ -158,11 +158,11 @@ class AsyncWorker(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
-        self._polling.came()
         for frame in self._decoder.feed(data):
             if isinstance(frame, LogReply) and (told := self._told.pop(frame.id, None)) is not None:
                 told(frame.answer, frame.positions)
             elif isinstance(frame, ReplyFrame):
+                self._polling.came()
                 future = self._answers.pop(frame.id, None)
                 if future is not None and not future.done():
                     future.set_result(frame)
@@ -339,7 +339,8 @@ class AsyncWorker(asyncio.Protocol):
         request_id = self._next_id
         self._next_id += 1
         frame = encode_frame(LogRequest(request_id, positions, int(timeout_s * 1_000_000), operation))
-        if not self._answers and is_answered_at_once(operation):
+        waits = self._answers or self._told or self._drained is not None
+        if not waits and is_answered_at_once(operation):
             self._polling.expect()
         try:
             reply = await self.ask(request_id, frame, LogReply)

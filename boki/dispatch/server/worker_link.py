@@ -19,7 +19,7 @@ from boki.log.checks import check_request
 from boki.log.limits import MIB, Limits
 from boki.log.metalog import Positions
 from boki.log.operations import Answer, Append, Failure, Operation, Read, SetRetention, TrimBook
-from boki.worker.busy_polling import BusyPolling, is_answered_at_once
+from boki.worker.busy_polling import NEXT_NS, BusyPolling, is_answered_at_once
 from boki.worker.frames import (
     VERSION,
     AbandonRead,
@@ -109,7 +109,7 @@ class WorkerLink(asyncio.Protocol):
         self._waiting_reads: dict[int, Finish] = {}
         self._decoder = from_worker(limits)
         self._loop = asyncio.get_running_loop()
-        self._polling = BusyPolling(self._loop.call_soon)
+        self._polling = BusyPolling(NEXT_NS, self._loop.call_soon)
         self._transport: asyncio.Transport | None = None
         self._out: list[bytes] = []
         self._is_flush_due = False
