@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -24,6 +25,7 @@ import uvloop
 from boki import BokiError
 from boki.bench import peer_servers
 from boki.bench.jet_streams import ANSWER_S, stream_of
+from boki.bench.payloads import payloads
 from boki.bench.peer_servers import HOST, NatsServer, RedisServer, Server, Started
 from boki.bench.queue_flow import QueueLoad, QueueRound
 from boki.bench.queue_peers import JetStream, Kind, RedisStreams, queue_round
@@ -111,7 +113,7 @@ async def redis_stream(started: Started, _replicas: int, load: LogLoad) -> Async
     connections = min(load.inflight, _MOST_CONNECTIONS)
     options: dict[str, Any] = {"host": HOST, "port": started.ports[0], "socket_timeout": ANSWER_S}
     pool = redis.BlockingConnectionPool(max_connections=connections, timeout=ANSWER_S, **options)
-    stream, body = f"bench-{uuid.uuid4().hex}", bytes(load.size_bytes)
+    stream, bodies = f"bench-{uuid.uuid4().hex}", cycle(payloads(load.size_bytes))
 
     async with redis.Redis.from_pool(pool) as client:
         await asyncio.gather(*(client.ping() for _ in range(connections)))  # opens them before the round
@@ -119,11 +121,11 @@ async def redis_stream(started: Started, _replicas: int, load: LogLoad) -> Async
         async def append(_caller: int) -> None:
             try:
                 if load.batch_records == 1:
-                    await client.xadd(stream, {"body": body})
+                    await client.xadd(stream, {"body": next(bodies)})
                     return
                 batch = client.pipeline(transaction=False)
                 for _ in range(load.batch_records):
-                    batch.xadd(stream, {"body": body})
+                    batch.xadd(stream, {"body": next(bodies)})
                 await batch.execute()
             except RedisError as error:
                 raise BokiError(f"Redis: {error}") from None
@@ -137,15 +139,16 @@ async def jet_stream(started: Started, replicas: int, load: LogLoad) -> AsyncIte
     """Acknowledged publishing to a stream. A batch is that many publishes in flight, each acknowledged by itself."""
     from nats.errors import Error
 
-    name, body = f"bench-{uuid.uuid4().hex}", bytes(load.size_bytes)
+    name, bodies = f"bench-{uuid.uuid4().hex}", cycle(payloads(load.size_bytes))
     async with stream_of(started, name, num_replicas=replicas) as stream:
 
         async def append(_caller: int) -> None:
             try:
                 if load.batch_records == 1:
-                    await stream.publish(name, body, timeout=ANSWER_S)
+                    await stream.publish(name, next(bodies), timeout=ANSWER_S)
                     return
-                await asyncio.gather(*[await stream.publish_async(name, body) for _ in range(load.batch_records)])
+                batch = islice(bodies, load.batch_records)
+                await asyncio.gather(*[await stream.publish_async(name, body) for body in batch])
             except Error as error:
                 raise BokiError(f"JetStream: {error}") from None
 

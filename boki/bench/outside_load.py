@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from boki.bench.load_functions.load import TAG, Timeline, Watch, watched_loop
+from boki.bench.payloads import payloads
 from boki.client import Client
 from boki.errors import Unavailable
 from boki.gateway.engine_registry import engine_weight
@@ -88,14 +89,14 @@ async def append_from_outside(
 
     Each append has a key, so that clients and gateways may repeat it at another gateway or engine.
     """
-    data, keys, life = bytes(watch.size_bytes), itertools.count(), os.urandom(8).hex()
+    bodies, keys, life = itertools.cycle(payloads(watch.size_bytes)), itertools.count(), os.urandom(8).hex()
     async with AsyncExitStack() as stack:
         clients = [await _connected(stack, url, avoided) for _ in range(watch.inflight)]
         books = [client.logbook(book) for client, _ in clients]
         begun(tuple(sorted({gateway for _, gateway in clients})))
 
         async def append(caller: int) -> None:
-            await books[caller].append(data, tags=[TAG], key=f"{life}:{next(keys)}")
+            await books[caller].append(next(bodies), tags=[TAG], key=f"{life}:{next(keys)}")
 
         return await watched_loop(append, watch)
 

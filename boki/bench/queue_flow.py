@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, field
+from itertools import cycle
 from typing import Protocol
 
 import msgspec
 
 from boki import BokiError
+from boki.bench.payloads import payloads
 from boki.bench.rows import quantile
 
 _DRAIN_S = 20.0
@@ -72,7 +74,7 @@ class _Flow:
     async def produce(self, pipe: Pipe, number: int) -> None:
         """Push, at once or at the offered rate, until the end."""
         load = self.load
-        filling = bytes(max(0, load.size_bytes - _STAMP_BYTES))
+        fillings = cycle(payloads(max(0, load.size_bytes - _STAMP_BYTES)))
         pause_s = load.producers / load.offered_per_s if load.offered_per_s else 0.0
         due = time.perf_counter() + pause_s * number / load.producers
         while (began := time.perf_counter()) < self.end:
@@ -81,7 +83,7 @@ class _Flow:
             due += pause_s
             began = time.perf_counter()
             try:
-                await pipe.push(time.time_ns().to_bytes(_STAMP_BYTES, "little") + filling)
+                await pipe.push(time.time_ns().to_bytes(_STAMP_BYTES, "little") + next(fillings))
             except BokiError:
                 self.errors += 1
             else:

@@ -11,11 +11,13 @@ import asyncio
 import operator
 import time
 from collections.abc import Awaitable, Callable
+from itertools import cycle, islice
 from random import Random
 
 import msgspec
 
 from boki import Context, function
+from boki.bench.payloads import payloads
 from boki.bench.rounds import closed_loop, engine_pid
 from boki.bench.rows import Round
 from boki.errors import BokiError
@@ -44,6 +46,11 @@ class Fill(msgspec.Struct, frozen=True):
     distinct_tags: int = 1
 
 
+def batch_of(size_bytes: int) -> list[tuple[bytes, list[str]]]:
+    """The `BATCH_RECORDS` records of a batch."""
+    return [(body, [TAG]) for body in islice(cycle(payloads(size_bytes)), BATCH_RECORDS)]
+
+
 @function
 async def nothing(ctx: Context, payload: None) -> None:
     """The empty function."""
@@ -52,10 +59,10 @@ async def nothing(ctx: Context, payload: None) -> None:
 @function(book=BOOK, timeout_s=600, concurrency=1)
 async def append_load(ctx: Context, load: Load) -> Round:
     """Single appends. Rounds that run at the same time have a worker process each."""
-    data = bytes(load.size_bytes)
+    bodies = cycle(payloads(load.size_bytes))
 
     async def append(_caller: int) -> None:
-        await ctx.logbook.append(data, tags=[TAG])
+        await ctx.logbook.append(next(bodies), tags=[TAG])
 
     return await closed_loop(append, load.inflight, load.duration_s)
 
@@ -110,10 +117,10 @@ async def watched_load(ctx: Context, watch: Watch) -> None:
     `Timeline`, which is more than a result may be, is in records with the tag `timeline:<name>`, in pieces.
     """
     await ctx.logbook.append(engine_pid().encode(), tags=[f"where:{watch.name}"])
-    data = bytes(watch.size_bytes)
+    bodies = cycle(payloads(watch.size_bytes))
 
     async def append(_caller: int) -> None:
-        await ctx.logbook.append(data, tags=[TAG])
+        await ctx.logbook.append(next(bodies), tags=[TAG])
 
     told = msgspec.msgpack.encode(await watched_loop(append, watch))
     for start in range(0, len(told), _PIECE_BYTES):
@@ -123,7 +130,7 @@ async def watched_load(ctx: Context, watch: Watch) -> None:
 @function(book=BOOK, timeout_s=600)
 async def append_many_load(ctx: Context, load: Load) -> Round:
     """`append_many` of 1,000 records of `size_bytes`; one operation is one such call."""
-    records = [(bytes(load.size_bytes), [TAG])] * BATCH_RECORDS
+    records = batch_of(load.size_bytes)
 
     async def append(_caller: int) -> None:
         await ctx.logbook.append_many(records)
@@ -134,7 +141,7 @@ async def append_many_load(ctx: Context, load: Load) -> Round:
 @function(book=BOOK, timeout_s=600)
 async def read_next_load(ctx: Context, load: Load) -> Round:
     """`read_next` through the records of a tag that are in the cache, again from the first after the last."""
-    await ctx.logbook.append_many([(bytes(load.size_bytes), [TAG])] * BATCH_RECORDS)
+    await ctx.logbook.append_many(batch_of(load.size_bytes))
     next_seqnum = 0
 
     async def read(_caller: int) -> None:
@@ -148,7 +155,7 @@ async def read_next_load(ctx: Context, load: Load) -> Round:
 @function(book=BOOK, timeout_s=600)
 async def read_anywhere_load(ctx: Context, load: Load) -> Round:
     """`read_next` of records of a tag that are in the cache, anywhere: none is read ahead, each asks the engine."""
-    seqnums = await ctx.logbook.append_many([(bytes(load.size_bytes), [TAG])] * BATCH_RECORDS)
+    seqnums = await ctx.logbook.append_many(batch_of(load.size_bytes))
     chosen = Random(0)
 
     async def read(_caller: int) -> None:
@@ -172,14 +179,16 @@ async def scan_load(ctx: Context, record_count: int) -> Round:
 @function(book=BOOK, timeout_s=600)
 async def fill(ctx: Context, wanted: Fill) -> int:
     """Append records in bulk, several calls in flight; the last seqnum."""
-    data = bytes(wanted.size_bytes)
+    bodies = cycle(payloads(wanted.size_bytes))
     last_seqnum = 0
 
     async def append(first: int) -> None:
         nonlocal last_seqnum
         stop = min(first + BATCH_RECORDS, wanted.record_count)
         numbers = range(first, stop)
-        records = [(data, [f"{TAG}{k or ''}:{n % wanted.distinct_tags}" for k in range(wanted.tags)]) for n in numbers]
+        records = [
+            (next(bodies), [f"{TAG}{k or ''}:{n % wanted.distinct_tags}" for k in range(wanted.tags)]) for n in numbers
+        ]
         appended = await ctx.logbook.append_many(records)
         last_seqnum = max(last_seqnum, appended[-1])  # read after the wait: others append meanwhile
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable
+from itertools import cycle, islice
 
 import msgspec
 
 from boki import Context, function
+from boki.bench.payloads import payloads
 from boki.bench.queue_flow import QueueLoad, QueueRound, flow, quantiles_ms
 from boki.libs.bokiqueue import Queue
 
@@ -78,7 +80,7 @@ async def push_many_load(ctx: Context, load: FillLoad) -> QueueRound:
     """Messages that were pushed, as those that were delivered."""
     queue: Queue[bytes] = Queue(ctx.logbook, load.queue)
     await queue.create()
-    bodies = [bytes(load.size_bytes)] * load.batch
+    bodies = list(islice(cycle(payloads(load.size_bytes)), load.batch))
     pushes_s: list[float] = []
     started = time.perf_counter()
     end = started + load.duration_s
