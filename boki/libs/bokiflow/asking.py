@@ -166,6 +166,16 @@ class Draft:
             self.core = self.core or core  # another task of the workflow may have been faster
         return self.core
 
+    def use(self, names: Sequence[str]) -> None:
+        """The code of the workflow uses these, which are loaded. What it writes is told in the order in which it first
+        uses them, which is the same in every replay; the one in which they were loaded is not.
+        """
+        assert self.core is not None, "it has begun"
+        known = self.used.union(name for name, _ in (self.base.written if self.base is not None else ()))
+        new = [name for name in names if name not in known]
+        self.core.put_last(new)
+        self.used.update(names)
+
     @property
     def is_empty(self) -> bool:
         """Whether it has written nothing."""

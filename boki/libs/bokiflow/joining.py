@@ -69,7 +69,7 @@ async def _take(body: Body, txn: OpenTransaction, name: str, base: Base, came: C
     await body.machine.ask(Load(draft, came.used))
     core = draft.core
     assert core is not None, "it has begun"
-    draft.used.update(came.used)
+    draft.use(came.used)
     before, now = dict(base.written), dict(core.written)
     changed = [used for used in came.used if before.get(used, []) != now.get(used, [])]
     if changed:

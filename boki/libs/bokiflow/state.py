@@ -133,7 +133,7 @@ class Drafted:
         if unknown or self._draft.core is None:
             yield cast("Any", Load(self._draft, unknown))
             self._loaded.update(unknown)
-            self._draft.used.update(unknown)
+            self._draft.use(unknown)
         return self._draft.core
 
     def look(self, name: str, query: Question) -> Steps[Any]:

@@ -30,7 +30,7 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -133,6 +133,11 @@ class Transaction:
     def load(self, name: str) -> Steps[None]:
         """Read an object that is going to be used: from then on nothing that is done with it needs the log."""
         yield from self._draft(name)
+
+    def put_last(self, names: Iterable[str]) -> None:
+        """Tell these last of what was used and written. Objects that are loaded side by side come in any order."""
+        for name in names:
+            self._drafts[name] = self._drafts.pop(name)
 
     @property
     def used(self) -> list[str]:

@@ -13,11 +13,13 @@ from threading import Thread
 from typing import Any
 from unittest.mock import patch
 
-from boki import Context
+from boki import BokiError, Context, FunctionFailed
 from boki.api.append_gatherer import AppendGatherer
 from boki.api.call_state import UNHURRIED_US, CallState
 from boki.api.function import Function
+from boki.libs.bokiflow import WorkflowEnded
 from boki.libs.bokiflow.execution import WRITER_NAMES
+from boki.log.ids import NodeId
 from boki.log.metalog import Positions
 from boki.log.operations import Answer, Operation
 from boki.protocol.calls import OVER, Call, CallChange, InvocationState, Payload
@@ -88,6 +90,7 @@ class _Clock:
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
+        self.began_us = self.now_us
 
     @property
     def now_us(self) -> int:
@@ -170,14 +173,15 @@ def run_clustered(
     options: Options = CLUSTER,
     book: str = "test",
     crash_us: int = 0,
+    crashing: str = "",
     zombies: float = 0.0,
 ) -> Counter[str]:
     """Do the work with a context on a cluster of its own; what situations it has met. Raises what the work raises, and
     `TooLong`.
 
-    `crash_us`: an engine crashes this long after the cluster is ready, and is back a second later. The faults of the
-    options strike from then on, until `chaos_us` have passed. `zombies`: how often a workflow runs in a second worker
-    as well, which its engine believes to be gone.
+    `crash_us`: an engine crashes this long after the cluster is ready (`ctx.clock.began_us`), and is back a second
+    later: the one of the name `crashing`, or the first. The faults of the options strike from then on, until `chaos_us`
+    have passed. `zombies`: how often a workflow runs in a second worker as well, which its engine believes to be gone.
     """
     with ExitStack() as stack:
         stack.enter_context(patch.dict(flow_work.WORKFLOWS))
@@ -197,7 +201,7 @@ def run_clustered(
         task = process.loop.create_task(_run(work, context))
         clock = simulation.clock
         if crash_us:
-            engine = _engines(simulation)[0]
+            engine = simulation.nodes[NodeId(crashing)] if crashing else _engines(simulation)[0]
             clock.after(crash_us, engine.crash)
             clock.after(crash_us + _DOWN_US, engine.start)
         if options.faults:
@@ -213,6 +217,18 @@ def run_clustered(
         assert simulation.raised == []
         task.result()
         return clock.seen
+
+
+async def until_known(act: Callable[[], Awaitable[Any]], pause: Callable[[], Awaitable[None]]) -> Any:
+    """Repeat it while a cluster under faults refuses it, or does not tell its outcome; or while nobody answers."""
+    while True:
+        try:
+            return await act()
+        except BokiError as error:
+            is_open = error.retryable or error.outcome == "unknown"
+            if not is_open or isinstance(error, FunctionFailed | WorkflowEnded):
+                raise
+            await pause()
 
 
 async def _run(work: Callable[[Any], Awaitable[None]], context: ClusterContext) -> None:

@@ -10,10 +10,11 @@ from functools import partial
 from random import Random
 from typing import Any, Final
 
-from boki import BokiError, CallCancelled, DeadlineExceeded, FunctionFailed
+from boki import CallCancelled, DeadlineExceeded, FunctionFailed
 from boki.extending import OVER
 from boki.libs.bokiflow import Handle, NoSuchWorkflow, WorkflowEnded
 from boki.libs.bokiflow.hooks import installed
+from tests.libs.bokiflow.clustered import until_known
 from tests.libs.bokiflow.program_generator import Generator
 from tests.libs.bokiflow.program_outcomes import ROOT, Message, Prediction, Saga, predict
 from tests.libs.bokiflow.programs import EFFECTS, WRONG, Mishaps, Program, ending_of, run_program
@@ -83,15 +84,7 @@ class ProgramRun:
         return run_program.handle(self._ctx, flow_id)
 
     async def _until_done(self, act: Callable[[], Awaitable[Any]]) -> Any:
-        """Repeat it while a cluster under faults refuses it, or does not tell its outcome; or while nobody answers."""
-        while True:
-            try:
-                return await act()
-            except BokiError as error:
-                is_open = error.retryable or error.outcome == "unknown"
-                if not is_open or isinstance(error, FunctionFailed | WorkflowEnded):
-                    raise
-                await self._pause()
+        return await until_known(act, self._pause)
 
     # messages
 

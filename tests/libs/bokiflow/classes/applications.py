@@ -13,7 +13,7 @@ from tests.functions.test_travel import ALBANY, BOSTON, DENVER, FULL, LUXURY, SH
 from tests.libs.bokiflow.classes import case, ended_as
 
 
-async def _offer(ctx: Any, hotels: str, flights: str) -> None:
+async def offer(ctx: Any, hotels: str, flights: str) -> None:
     """What is available: the functions that offer it need a store of their book, and no more."""
     await travel.offer_hotels(ctx.logbook_named(hotels), [BOSTON, DENVER, ALBANY])
     await travel.offer_flights(ctx.logbook_named(flights), [SHUTTLE, FULL, LUXURY])
@@ -35,14 +35,14 @@ async def _take_trips(
 @case("Boki, 7.1: travel reservation; both or neither")
 async def trips_take_a_room_and_a_seat_or_nothing(ctx: Any) -> None:
     """By a saga, whose compensations undo what a trip that fails has taken."""
-    await _offer(ctx, travel.HOTELS, travel.FLIGHTS)
+    await offer(ctx, travel.HOTELS, travel.FLIGHTS)
     await _take_trips(ctx, travel.reserve, left, "SoldOut", "TooExpensive")
 
 
 @case("Boki, 7.1: travel reservation; both or neither")
 async def trips_across_workflows_take_a_room_and_a_seat_or_nothing(ctx: Any) -> None:
     """By one transaction over what called workflows do."""
-    await _offer(ctx, travel.BOOK, travel.BOOK)
+    await offer(ctx, travel.BOOK, travel.BOOK)
     await _take_trips(ctx, travel.reserve_together, left_together, "FunctionFailed", "TooExpensive")
 
 
