@@ -182,7 +182,7 @@ class Body:
 
     def begin(self, work: StepWork | CallWork) -> CommandFuture:
         """Start a step or a call, with its arguments as they are now."""
-        if not self.machine.has_next_end:
+        if self.machine.next_end is None:
             work.keep()
         return self.machine.start(work)
 

@@ -284,9 +284,9 @@ class Machine:
         return self.is_live or self.is_at_end
 
     @property
-    def has_next_end(self) -> bool:
-        """Whether the end of what the body starts next is recorded."""
-        return not self.is_live and isinstance(self._history.fact(self.next_n), Done)
+    def next_end(self) -> Done | None:
+        """The recorded end of what the body starts next."""
+        return fact if not self.is_live and isinstance(fact := self._history.fact(self.next_n), Done) else None
 
     def start(self, work: Work) -> CommandFuture:
         """The body starts a command."""

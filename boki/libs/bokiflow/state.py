@@ -50,7 +50,10 @@ class FlowWay:
 
     async def write(self, work: StoreWork) -> Any:
         """Write once; what it came to."""
-        return await body_of("flow.store").machine.start(work)
+        machine = body_of("flow.store").machine
+        if machine.next_end is not None:
+            work.recognize(machine.next_end.digest)
+        return await machine.start(work)
 
     async def sleep(self, seconds: float) -> None:
         """Wait, by a timer of the workflow."""

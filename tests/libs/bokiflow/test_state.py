@@ -13,14 +13,12 @@ import boki.testing
 from boki import BokiError, InvalidArgument, WrongState
 from boki.api.function import Function
 from boki.libs.bokiflow import flow, step, workflow
-from boki.libs.bokiflow.asking import Load
 from boki.libs.bokiflow.blocking import flow as blocking_flow
 from boki.libs.bokiflow.keeping import Keeper
 from boki.libs.bokiflow.storing import FlowTransaction
 from boki.libs.bokistore import ConflictError, Store, memory
 from boki.libs.bokistore.records import ORIGIN
 from boki.libs.bokistore.views import OWN_STREAK
-from boki.libs.fold import steps
 from boki.log.operations import Answer, Appended, Compare, Operation
 from tests.libs.bokiflow.crashes import (
     DyingLog,
@@ -90,31 +88,6 @@ async def test_writes_are_made_once_whatever_crashes() -> None:
     async for world, found in after_each_death(reads_around_others, 0):
         assert found == [0, 1, 1, 1, 1, 2, 13]
         assert await in_book(world, "x") == 13
-
-
-@workflow
-async def counts_three_at_once(amount: int) -> list[int]:
-    async with flow.store.transaction() as txn:
-        return await asyncio.gather(*(txn.object(name).increment("", amount) for name in "abc"))
-
-
-@pytest.mark.parametrize("slow", ["a", "b", "c"])
-async def test_objects_that_are_loaded_side_by_side_may_come_in_any_order(slow: str) -> None:
-    """What a transaction writes is told in the order in which the code asks, so a replay in which another object comes
-    last does not diverge.
-    """
-    load = Load.ask
-
-    def load_slowly(question: Load, way: Any, position: int) -> Any:
-        if slow in question._names:
-            for _ in range(5):
-                yield from steps.tail(None)
-        return (yield from load(question, way, position))
-
-    world = World()
-    assert await world.run(counts_three_at_once, 2) == [2, 2, 2]
-    with patch.object(Load, "ask", load_slowly):
-        assert await world.run(counts_three_at_once, 2) == [2, 2, 2]
 
 
 @workflow
