@@ -1,8 +1,10 @@
 """Appends that are called in one turn of the event loop travel as one chunk.
 
-An append is cheap in a batch and dear alone: a message, a system call, a wake-up. So nothing is sent before all that
-runs in this turn has run; then the groups of each book are encoded together, and one answer wakes all that wait. There
-is no timer: an append that is alone leaves at once.
+An append is cheap in a batch and dear alone: a message, a system call, a wake-up. So little is not sent before all
+that runs in this turn has run; then the groups of each book are encoded together, and one answer wakes all that wait.
+There is no timer: an append that is alone leaves at once. Much is sent before the turn has ended (`EARLY_BYTES`): then
+the engine works on the first half of what many callers append while the other half still runs, and the halves keep
+taking turns.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from boki.log.operations import Answer, Append, Appended, Failure
 
 CHUNK_BYTES: Final = 256 * KIB
 """Larger than this, gathering gains nothing more, and a lost chunk would cost much to send again."""
+EARLY_BYTES: Final = 128 * KIB
+"""What has gathered does not wait for the end of the turn from this size on."""
 
 _TIMER_WORTH_S: Final = 0.01
 """Deadlines that are so close together are not told apart."""
@@ -50,8 +54,8 @@ class AppendGatherer:
         self._port = port
         self._limits = limits
         self._chunk_bytes = min(CHUNK_BYTES, limits.request_bytes)
+        self._early_bytes = min(EARLY_BYTES, limits.request_bytes)
         self._open: dict[str, _Gathering] = {}
-        self._full: list[_Gathering] = []
         self._begin: Begin | None = getattr(port, "begin_request", None)
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_flush_due = False
@@ -70,11 +74,13 @@ class AppendGatherer:
         if gathering is None:
             gathering = self._open[book] = _Gathering(book)
         elif gathering.size_bytes + size_bytes > self._chunk_bytes:
-            self._full.append(gathering)
+            self._send(gathering)
             gathering = self._open[book] = _Gathering(book)
         future: asyncio.Future[Sequence[int]] = asyncio.get_running_loop().create_future()
         gathering.members.append(_Waiting(future, group, positions, timeout_s))
         gathering.size_bytes += size_bytes
+        if gathering.size_bytes >= self._early_bytes:
+            self._send(self._open.pop(book))
         return future
 
     def _start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
@@ -85,10 +91,9 @@ class AppendGatherer:
 
     def _flush(self) -> None:
         """Runs when all that was ready in this turn has run. Chunks of one book leave in the order of their appends."""
-        gatherings = [*self._full, *self._open.values()]
-        self._full, self._open = [], {}
+        gatherings, self._open = self._open, {}
         self._is_flush_due = False
-        for gathering in gatherings:
+        for gathering in gatherings.values():
             self._send(gathering)
 
     def _send(self, gathering: _Gathering) -> None:

@@ -70,6 +70,9 @@ _SAID_CHARS: Final = 256 * KIB
 """About how much one frame of console lines holds."""
 _LINE_OVERHEAD: Final = 128
 
+_LARGE_BYTES: Final = 64 * KIB
+"""Requests from this size on do not wait for the end of the turn."""
+
 _UNASKED: Final = -1
 """The order of calls that the engine has not sent."""
 
@@ -364,6 +367,8 @@ class AsyncWorker(asyncio.Protocol):
             return False
         self._told[request_id] = told
         self._write(frame)
+        if len(frame) >= _LARGE_BYTES:  # the engine works on it while other tasks of this turn run
+            self._flush()
         return True
 
     def ticket_of_try(self, caller: int, request_id: int, call: Call) -> int:

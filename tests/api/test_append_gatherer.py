@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from boki.api.append_gatherer import AppendGatherer
+from boki.api.port import Told
 from boki.errors import ConditionFailed, DeadlineExceeded, Overloaded, TooLarge
 from boki.log.chunk import Chunk, Group
 from boki.log.limits import KIB, Limits
@@ -83,6 +84,41 @@ def test_chunks_are_split() -> None:
     assert asyncio.run(scenario(Limits(), [100 * KIB] * 5)) == [2, 2, 1]
     assert asyncio.run(scenario(Limits(), [10, 1000 * KIB, 10, 10])) == [1, 1, 2]
     assert asyncio.run(scenario(Limits(record_bytes=1000, request_bytes=4000), [1000] * 7)) == [3, 3, 1]
+
+
+class Beginning(Port):
+    """A port that begins a request when it is told to, as that of a worker."""
+
+    def begin_request(self, operation: Operation, _positions: Positions, _timeout_s: float, told: Told) -> bool:
+        """See `boki.api.port.BeginningPort`."""
+        assert isinstance(operation, Append)
+        chunk = Chunk(operation.chunk)
+        self.chunks.append(chunk)
+        answer = Appended(self.next_seqnum)
+        self.next_seqnum += chunk.count
+        asyncio.get_running_loop().call_soon(told, answer, {0: self.next_seqnum})
+        return True
+
+
+def test_what_is_large_leaves_before_the_turn_ends() -> None:
+    """128 KiB do not wait for the callers that are still to run; what gathers after them waits for the next 128, or for
+    the end of the turn. The order stays.
+    """
+
+    async def scenario() -> None:
+        port = Beginning()
+        gatherer = AppendGatherer(port)
+        futures, sent = [], []
+        for _ in range(300):
+            futures.append(gatherer.add("a", group(bytes(KIB)), {}, 30))
+            sent.append(len(port.chunks))
+        first, second = sent.index(1) + 1, sent.index(2) + 1
+        assert second == 2 * first
+        assert 120 <= first <= 128
+        assert [list(each) for each in await asyncio.gather(*futures)] == [[100 + number] for number in range(300)]
+        assert [chunk.count for chunk in port.chunks] == [first, first, 300 - second]
+
+    asyncio.run(scenario())
 
 
 def test_each_append_has_its_own_verdict() -> None:
