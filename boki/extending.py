@@ -10,6 +10,7 @@ from __future__ import annotations
 from boki.api.failures import failure_of
 from boki.api.function import Function, register_body
 from boki.api.http.response import result_of, told_response
+from boki.api.lent_port import InLoop, lend
 from boki.api.library_use import refuse_options
 from boki.api.logbook import begin_append, forget_tags, leave_append
 from boki.api.payloads.values import ValueCodec, codec_for, decode_any, encode_any
@@ -59,6 +60,7 @@ __all__ = [
     "Compared",
     "Failure",
     "Function",
+    "InLoop",
     "InvocationState",
     "Payload",
     "Suspend",
@@ -78,6 +80,7 @@ __all__ = [
     "forget_tags",
     "invocation_id_of",
     "leave_append",
+    "lend",
     "most_call_bytes",
     "refuse_options",
     "register_body",

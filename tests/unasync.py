@@ -1,11 +1,12 @@
 """The blocking halves of what has two: `python -m tests.unasync` makes them from the async ones.
 
 Of the store and of the clients these are whole files; of LogBook and Context the classes below a mark: what
-stands above it is written by hand.
+stands above it is written by hand. Of the handles of workflows they run the async ones.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -148,6 +149,16 @@ FLOW_REPLACED = [
 ]
 
 
+HANDLES = {
+    "handles.py": "Handle",
+    "schedules/handle.py": "Schedule",
+}
+HANDLES_TWIN = "handles_blocking.py"
+HANDLES_MARK = MARK.format("boki.libs.bokiflow.handles` and `schedules.handle")
+HANDLES_OWN = ("__init__", "__repr__", "know", "create")
+"""What `Workflow` calls, and what the twins have by hand."""
+
+
 CLIENT = ("client/client.py", "client/blocking_client.py")
 CLIENT_REPLACED = [
     (
@@ -186,6 +197,38 @@ def plain_client(name: str) -> str:
     return replaced((FLOW_FOLDER / name).read_text(encoding="utf-8"), FLOW_REPLACED)
 
 
+def plain_handles() -> str:
+    """The text of the handles of plain code: what is written by hand, and classes that run the async ones."""
+    by_hand, found, _ = (FLOW_FOLDER / HANDLES_TWIN).read_text(encoding="utf-8").partition(HANDLES_MARK)
+    assert found, f"{HANDLES_TWIN} lacks the line {HANDLES_MARK.strip()!r}"
+    classes = [running((FLOW_FOLDER / name).read_text(encoding="utf-8"), kind) for name, kind in HANDLES.items()]
+    return by_hand + HANDLES_MARK + "\n\n".join(classes)
+
+
+def running(text: str, kind: str) -> str:
+    """The twin of a class, of whose methods each runs that of the async class."""
+    lines = text.splitlines()
+    found = next(node for node in ast.parse(text).body if isinstance(node, ast.ClassDef) and node.name == kind)
+    is_generic = bool(found.bases)
+    parts = [
+        f"class {kind}(_Blocking{kind}{'[R]' if is_generic else ''}):\n    {lines[found.body[0].lineno - 1].strip()}\n"
+    ]
+    for method in found.body:
+        if not isinstance(method, ast.AsyncFunctionDef) or method.name.startswith("_") or method.name in HANDLES_OWN:
+            continue
+        said = method.body[0]
+        assert said.end_lineno is not None, "it was parsed"
+        head = "\n".join(lines[method.lineno - 1 : said.end_lineno])
+        given = [argument.arg for argument in method.args.args[1:]]
+        given += [f"{argument.arg}={argument.arg}" for argument in method.args.kwonlyargs]
+        run = f"self._run(lambda found: found.{method.name}({', '.join(given)}))"
+        returns = ast.unparse(method.returns) if method.returns is not None else "None"
+        if returns == f"{kind}[R]":
+            run = f"self._like({run})"
+        parts.append(replaced(head, PLAIN[:1]) + f"\n        {'' if returns == 'None' else 'return '}{run}\n")
+    return "\n".join(parts)
+
+
 def replaced(text: str, pairs: list[tuple[str, str]]) -> str:
     """The text with each of these replaced, in their order."""
     for old, new in pairs:
@@ -216,6 +259,7 @@ if __name__ == "__main__":
         (FOLDER / twin).write_text(plain_half(name), encoding="utf-8")
     for name, twin in FLOW_TWINS.items():
         (FLOW_FOLDER / twin).write_text(plain_client(name), encoding="utf-8")
+    (FLOW_FOLDER / HANDLES_TWIN).write_text(plain_handles(), encoding="utf-8")
     (BOKI / CLIENT[1]).write_text(blocking_client(), encoding="utf-8")
     for name, twin in CLASSES.items():
         (BOKI / twin).write_text(plain_classes(name), encoding="utf-8")

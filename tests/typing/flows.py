@@ -7,6 +7,8 @@ from typing import Any, assert_type
 from boki import Context, blocking, function
 from boki.libs.bokiflow import Child, FlowClient, FlowHandle, Handle, flow, step, workflow
 from boki.libs.bokiflow.blocking import Child as BlockingChild
+from boki.libs.bokiflow.blocking import Handle as BlockingHandle
+from boki.libs.bokiflow.blocking import Schedule as BlockingSchedule
 from boki.libs.bokiflow.blocking import flow as plain_flow
 
 
@@ -148,3 +150,22 @@ async def later(ctx: Context, plain: blocking.Context) -> None:
     await ctx.invoke_later(charge, "a")  # error: a step belongs into a workflow
     await ctx.invoke(travel, "Rome")  # error: only a logged call runs a workflow
     plain.invoke(bill, 3)  # error: only a logged call runs a workflow
+
+
+def plain_handles(ctx: blocking.Context) -> None:
+    assert_type(travel.start(ctx, "Rome", id="t-1", if_running="fail"), BlockingHandle[list[str]])
+    assert_type(travel.start(ctx, "Rome").result(), list[str])
+    assert_type(tick.start(ctx).result(wait_s=1), int)
+    assert_type(bill.handle(ctx, "b-1").result(), str)
+    assert_type(bill.handle(ctx, "b-1").fork(1), BlockingHandle[str])
+    assert_type(tick.schedule(ctx, id="s", every_s=60), BlockingSchedule)
+    assert_type(tick.schedule_handle(ctx, "s"), BlockingSchedule)
+
+    assert_type(wait.start(ctx), BlockingHandle[float])
+    assert_type(wait.start(ctx, 5), BlockingHandle[float])
+
+    travel.start(ctx, 7)  # error: a payload of another type
+    tick.start(ctx, "a")  # error: takes no payload
+    travel.start(ctx)  # error: no payload
+    travel.start(ctx, "Rome", if_running="stop")  # error: no such policy
+    travel.start(ctx, "Rome", name="a")  # error: no such option

@@ -296,7 +296,7 @@ class Attempts:
             STARTER.set(None)
         CURRENT_STEP.set(f"{self.command.n} {self.work.name}")
         beat = partial(self._on_beat, self.count)
-        ATTEMPT.set(Attempt(self._key, self.count, self._said, beat, self._ctx))
+        ATTEMPT.set(Attempt(self._key, self.count, self._said, beat, self._ctx, self._clock.in_loop))
 
     def _on_beat(self, number: int, details: Payload) -> None:
         if number != self._beats:  # its attempt has timed out: what it says is not what a later one has done

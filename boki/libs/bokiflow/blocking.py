@@ -34,6 +34,7 @@ from uuid import UUID
 from boki.extending import check_seconds
 from boki.libs.bokiflow.flowing import Child as WaitingChild
 from boki.libs.bokiflow.flowing import flow as waiting
+from boki.libs.bokiflow.handles_blocking import Handle, Schedule
 from boki.libs.bokiflow.locks.block import HeldLock as WaitingHeldLock
 from boki.libs.bokiflow.state import in_block
 from boki.libs.bokiflow.storing_blocking import LOG, STORE, FlowLog, FlowStore
@@ -42,6 +43,8 @@ from boki.libs.bokiflow.work import CallOptions, ParentClose
 
 if TYPE_CHECKING:
     from boki.libs.bokiflow.workflows import Workflow
+
+__all__ = ["BlockingFlow", "Child", "Handle", "HeldLock", "Schedule", "flow"]
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -23,9 +23,8 @@ from boki import BlockingClient, DeadlineExceeded
 from boki.extending import OVER, Attribute, encode_any
 from boki.libs.bokiflow.client_schedules_blocking import BlockingFlowSchedule
 from boki.libs.bokiflow.handles import WorkflowState, WorkflowStatus
+from boki.libs.bokiflow.options import IfEnded, IfRunning, ScheduleOptions, StartOptions
 from boki.libs.bokiflow.outside import (
-    ScheduleOptions,
-    StartOptions,
     creation_of,
     failure_of_body,
     id_or_new,
@@ -41,7 +40,7 @@ from boki.libs.bokiflow.outside import (
 from boki.libs.bokiflow.schedules.handle import ScheduleState
 from boki.libs.bokiflow.timeline import Span
 from boki.libs.bokiflow.upgrading import Upgrade
-from boki.libs.bokiflow.workflows import IfEnded, IfRunning, Workflow
+from boki.libs.bokiflow.workflows import Workflow
 from boki.libs.fold.arguments import MAX_KEY_CHARS
 
 Pay = TypeVar("Pay")
@@ -64,6 +63,8 @@ class BlockingFlowClient:
         self,
         workflow: Workflow[None, R],
         /,
+        *,
+        book: str = "",
         **options: Unpack[StartOptions],
     ) -> BlockingFlowHandle[R]: ...
 
@@ -73,6 +74,8 @@ class BlockingFlowClient:
         workflow: Workflow[Pay, R],
         payload: Pay,
         /,
+        *,
+        book: str = "",
         **options: Unpack[StartOptions],
     ) -> BlockingFlowHandle[R]: ...
 
@@ -82,6 +85,8 @@ class BlockingFlowClient:
         workflow: str,
         payload: Any = ...,
         /,
+        *,
+        book: str = "",
         **options: Unpack[StartOptions],
     ) -> BlockingFlowHandle[Any]: ...
 
@@ -95,7 +100,7 @@ class BlockingFlowClient:
         if_ended: IfEnded = "use",
         delay_s: float = 0,
         attributes: Mapping[str, Attribute] | None = None,
-        limit_key: str = "",
+        limit_key: str | None = None,
         priority: int = 0,
         book: str = "",
     ) -> BlockingFlowHandle[Any]:
@@ -110,7 +115,7 @@ class BlockingFlowClient:
             "if_ended": if_ended,
             "delay_s": delay_s,
             "attribute": pairs_of(attributes),
-            "limit_key": limit_key,
+            "limit_key": limit_key or "",
             "priority": priority,
             "book": book,
         }

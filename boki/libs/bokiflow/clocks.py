@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from boki import Context
 from boki.libs.bokiflow.step_threads import StepThreads
+from boki.libs.bokiflow.stepping import check_may_wait
+
+T = TypeVar("T")
 
 _NOTHING: Final = nullcontext()
 _MOST_THREADS: Final = 256
@@ -51,6 +54,9 @@ class FlowClock(Protocol):
         is none, and it does not run.
         """
 
+    def in_loop(self, work: Coroutine[Any, Any, T], /) -> T:
+        """Run the work in the loop, for a thread of `run_in_thread` that waits for it. See `check_may_wait`."""
+
     def waiting(self) -> AbstractContextManager[object]:
         """Around an `await` that only time, or somebody else's doing, can end."""
 
@@ -76,6 +82,11 @@ class WorkerClock:
         """See `FlowClock`."""
         return self._loop.run_in_executor(_threads(), work)
 
+    def in_loop(self, work: Coroutine[Any, Any, T], /) -> T:
+        """See `FlowClock`."""
+        check_may_wait(work)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
     def waiting(self) -> AbstractContextManager[object]:
         """See `FlowClock`."""
         return _NOTHING
@@ -84,10 +95,11 @@ class WorkerClock:
 class VirtualClock:
     """The clock of `boki.testing`: time passes at once when everything waits for it."""
 
-    __slots__ = ("_clock",)
+    __slots__ = ("_clock", "_loop")
 
     def __init__(self, clock: Any) -> None:
         self._clock = clock
+        self._loop = asyncio.get_running_loop()
 
     def now_us(self) -> int:
         """See `FlowClock`."""
@@ -100,10 +112,23 @@ class VirtualClock:
 
     def run_in_thread(self, work: Callable[[], Any]) -> asyncio.Future[Any]:
         """See `FlowClock`. Time stops while it runs."""
-        future = asyncio.get_running_loop().run_in_executor(_threads(), work)
+        future = self._loop.run_in_executor(_threads(), work)
         self._clock.thread_started()
         future.add_done_callback(lambda _: self._clock.thread_stopped())
         return future
+
+    def in_loop(self, work: Coroutine[Any, Any, T], /) -> T:
+        """See `FlowClock`. Time may pass meanwhile."""
+        check_may_wait(work)
+
+        async def waited_for() -> T:
+            self._clock.thread_stopped()
+            try:
+                return await work
+            finally:
+                self._clock.thread_started()
+
+        return asyncio.run_coroutine_threadsafe(waited_for(), self._loop).result()
 
     def waiting(self) -> AbstractContextManager[object]:
         """See `FlowClock`."""

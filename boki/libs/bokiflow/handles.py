@@ -62,6 +62,7 @@ from boki.libs.bokiflow.records import (
 from boki.libs.bokiflow.refusals import Diverged, NoSuchWorkflow, WorkflowEnded, no_such_workflow
 from boki.libs.bokiflow.replaying import Runnable, ask_query
 from boki.libs.bokiflow.rewinding import fork, rewind
+from boki.libs.bokiflow.stepping import refuse_in_body
 from boki.libs.bokiflow.upgrading import Upgrade, upgrade
 from boki.libs.bokiflow.work import CHILD, JOINS
 from boki.libs.fold.arguments import check_key
@@ -358,6 +359,7 @@ class Handle(Generic[R]):
         return False, is_whole
 
     async def _send(self, note: Note, key: str | None, *tags: str, when: tuple[Expect, ...] = ()) -> int:
+        refuse_in_body("a method of a handle")
         logged = None if key is None else f"flow:{self.invocation_id}:{key}"
         tags = (inbox_tag(self.invocation_id), *tags)
         return await self._logbook.append(encode_note(note), tags, when=when, key=logged)
@@ -427,6 +429,7 @@ class Handle(Generic[R]):
         return life_of(state.start) if state.start else 0
 
     async def _state(self, wait_s: float = 0.0) -> InvocationState:
+        refuse_in_body("a method of a handle")
         try:
             return await self._calls.state(self.invocation_id, wait_s)
         except NoSuchInvocation:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypedDict
+from typing import Any
 from urllib.parse import quote
 from uuid import uuid4
 
@@ -13,39 +13,12 @@ from boki import InvalidArgument
 from boki.extending import Attribute, Failure, Function, Payload, decode_any, encode_any, told_response
 from boki.libs.bokiflow.attributes import check_attributes
 from boki.libs.bokiflow.handles import MAX_ID_CHARS, WorkflowState
-from boki.libs.bokiflow.schedules.handle import IfExists, ScheduleState
-from boki.libs.bokiflow.schedules.spec import Overlap, Spec
+from boki.libs.bokiflow.options import ScheduleOptions
+from boki.libs.bokiflow.schedules.handle import ScheduleState
+from boki.libs.bokiflow.schedules.spec import Spec
 from boki.libs.bokiflow.schedules.state import Recent
-from boki.libs.bokiflow.workflows import IfEnded, IfRunning, Workflow
+from boki.libs.bokiflow.workflows import Workflow
 from boki.libs.fold.arguments import check_key
-
-
-class StartOptions(TypedDict, total=False):
-    """The options of `FlowClient.start`."""
-
-    id: str | None
-    if_running: IfRunning
-    if_ended: IfEnded
-    delay_s: float
-    attributes: Mapping[str, Attribute] | None
-    limit_key: str
-    priority: int
-    book: str
-
-
-class ScheduleOptions(TypedDict, total=False):
-    """The options of `FlowClient.schedule`, but for its id. See `Workflow.schedule`."""
-
-    cron: str
-    every_s: float
-    offset_s: float
-    zone: str
-    overlap: Overlap
-    catch_up_s: float
-    jitter_s: float
-    attributes: Mapping[str, Attribute] | None
-    is_paused: bool
-    if_exists: IfExists
 
 
 def id_or_new(id: str | None, most_chars: int = MAX_ID_CHARS) -> str:  # noqa: A002 - as everywhere

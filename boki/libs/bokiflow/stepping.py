@@ -15,7 +15,8 @@ same, and a service that takes such keys makes it exactly once.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from asyncio import events
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
@@ -24,9 +25,10 @@ from typing import Any, Final, Generic, ParamSpec, TypeVar, cast, get_type_hints
 
 import msgspec
 
-from boki import ConfigError, Context, FunctionFailed, InvalidArgument, Retry, TooLarge
+from boki import ConfigError, Context, FunctionFailed, InvalidArgument, Retry, TooLarge, blocking
 from boki.extending import (
     Failure,
+    InLoop,
     Payload,
     ValueCodec,
     check_retry,
@@ -35,11 +37,12 @@ from boki.extending import (
     decode_any,
     encode_any,
     failure_of,
+    lend,
     refuse_options,
 )
 from boki.libs.bokiflow.digests import digest_of
 from boki.libs.bokiflow.records import Result
-from boki.libs.bokiflow.refusals import OutcomeUnknown, StepFailed, outside
+from boki.libs.bokiflow.refusals import NotDeterministic, OutcomeUnknown, StepFailed, outside
 from boki.libs.fold.arguments import check_name
 
 P = ParamSpec("P")
@@ -246,16 +249,23 @@ def _plain(value: Any) -> Any:
 class Attempt:
     """One attempt at a step, as its body sees it through `step`."""
 
-    __slots__ = ("beat", "ctx", "details", "key", "number")
+    __slots__ = ("beat", "ctx", "details", "in_loop", "key", "number")
 
     def __init__(
-        self, key: str, number: int, details: Payload | None, beat: Callable[[Payload], None], ctx: Context
+        self,
+        key: str,
+        number: int,
+        details: Payload | None,
+        beat: Callable[[Payload], None],
+        ctx: Context,
+        in_loop: InLoop,
     ) -> None:
         self.key = key
         self.number = number
         self.details = details
         self.beat = beat
         self.ctx = ctx
+        self.in_loop = in_loop
 
 
 Starter = Callable[[Step[Any, Any], tuple[Any, ...], dict[str, Any]], Any]
@@ -264,6 +274,29 @@ STARTER: ContextVar[Starter | None] = ContextVar("boki_flow_starter", default=No
 """Starts a step in the workflow whose body is running."""
 ATTEMPT: ContextVar[Attempt | None] = ContextVar("boki_flow_attempt", default=None)
 """The attempt whose body is running."""
+
+
+def refuse_in_body(what: str) -> None:
+    """`NotDeterministic` if this is code of a workflow, and not of a step: a replay would do it again."""
+    if STARTER.get() is not None:
+        raise NotDeterministic(
+            f"{what} was called in the body of a workflow, and a replay would call it again: call it in a step; other "
+            "workflows are started by flow.start and flow.call"
+        )
+
+
+def check_may_wait(work: Coroutine[Any, Any, Any]) -> None:
+    """Refuse work that a thread would wait for, if what it waits for would wait for the thread."""
+    try:
+        refuse_in_body("a method of step.blocking_ctx")
+        if events._get_running_loop() is not None:  # noqa: SLF001 - `get_running_loop` raises if there is none
+            raise InvalidArgument(
+                "step.blocking_ctx was used in the thread of an event loop, which it would stop: in an async def step "
+                "await the methods of step.ctx"
+            )
+    except InvalidArgument:
+        work.close()
+        raise
 
 
 class StepDecorator:
@@ -313,10 +346,18 @@ class StepDecorator:
 
     @property
     def ctx(self) -> Context:
-        """The context of the run, for `async def` steps: its LogBook, other functions, a logger. In a `def` step it is
-        the same one, whose methods are to be awaited: only its fields and its logger are of use there.
+        """The context of the run, for `async def` steps: its LogBook, other functions, a logger. In a `def` step its
+        fields and its logger are of use: what it does is to be awaited, and `step.blocking_ctx` does it there.
         """
         return _attempt("step.ctx").ctx
+
+    @property
+    def blocking_ctx(self) -> blocking.Context:
+        """The context of the run, for `def` steps: what it is asked is done in the worker's loop, while the thread of
+        the step waits.
+        """
+        attempt = _attempt("step.blocking_ctx")
+        return lend(attempt.ctx, attempt.in_loop)
 
     @property
     def attempt(self) -> int:

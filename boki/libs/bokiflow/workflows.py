@@ -19,12 +19,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial, update_wrapper
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Never, Protocol, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, Never, Protocol, TypeVar, Unpack, cast, overload
 from uuid import uuid4
 
 import msgspec
 
-from boki import ConfigError, Context, DeadlineExceeded, FunctionFailed, InvalidArgument, Retry
+from boki import ConfigError, Context, DeadlineExceeded, FunctionFailed, InvalidArgument, Retry, blocking
 from boki.extending import (
     ATTENDS,
     OVER,
@@ -44,19 +44,20 @@ from boki.libs.bokiflow.clocks import clock_of
 from boki.libs.bokiflow.gates.marks import gate_id_of, marks_of
 from boki.libs.bokiflow.gates.spec import Limit, check_limit
 from boki.libs.bokiflow.handles import MAX_ID_CHARS, Handle
+from boki.libs.bokiflow.handles_blocking import Handle as BlockingHandle
+from boki.libs.bokiflow.handles_blocking import Schedule as BlockingSchedule
+from boki.libs.bokiflow.options import IfEnded, IfRunning, ScheduleOptions, StartOptions
 from boki.libs.bokiflow.refusals import NoSuchWorkflow, WorkflowEnded
 from boki.libs.bokiflow.run import run_workflow
-from boki.libs.bokiflow.schedules.handle import IfExists, Schedule
+from boki.libs.bokiflow.schedules.handle import MAX_SCHEDULE_ID_CHARS, IfExists, Schedule
 from boki.libs.bokiflow.schedules.spec import Overlap, spec_of
+from boki.libs.bokiflow.stepping import refuse_in_body
 from boki.libs.fold.arguments import check_key
 
 Pay = TypeVar("Pay")
 R = TypeVar("R")
 RCo = TypeVar("RCo", covariant=True)
 T = TypeVar("T")
-
-IfRunning = Literal["use", "fail", "kill"]
-IfEnded = Literal["use", "fail", "again", "again_if_failed"]
 
 LIBRARY: Final = "bokiflow"
 """The name under which a function's settings for this library are kept."""
@@ -129,15 +130,9 @@ class Workflow(Generic[Pay, R]):
         ctx: Context,
         /,
         *,
-        id: str | None = None,
-        if_running: IfRunning = "use",
-        if_ended: IfEnded = "use",
-        delay_s: float = 0,
-        attributes: Mapping[str, Attribute] | None = None,
         limit: Limit | None = None,
-        limit_key: str | None = None,
-        priority: int = 0,
         book: str | None = None,
+        **options: Unpack[StartOptions],
     ) -> Handle[R]: ...
 
     @overload
@@ -147,18 +142,51 @@ class Workflow(Generic[Pay, R]):
         payload: Pay,
         /,
         *,
-        id: str | None = None,
-        if_running: IfRunning = "use",
-        if_ended: IfEnded = "use",
-        delay_s: float = 0,
-        attributes: Mapping[str, Attribute] | None = None,
         limit: Limit | None = None,
-        limit_key: str | None = None,
-        priority: int = 0,
         book: str | None = None,
+        **options: Unpack[StartOptions],
     ) -> Handle[R]: ...
 
-    async def start(
+    @overload
+    def start(
+        self: Workflow[None, R],
+        ctx: blocking.Context,
+        /,
+        *,
+        limit: Limit | None = None,
+        book: str | None = None,
+        **options: Unpack[StartOptions],
+    ) -> BlockingHandle[R]: ...
+
+    @overload
+    def start(
+        self,
+        ctx: blocking.Context,
+        payload: Pay,
+        /,
+        *,
+        limit: Limit | None = None,
+        book: str | None = None,
+        **options: Unpack[StartOptions],
+    ) -> BlockingHandle[R]: ...
+
+    def start(self, ctx: Context | blocking.Context, /, *payload: Any, **options: Any) -> Any:
+        """Start the workflow as a logged call, after `delay_s`; its handle, once that is durable. To be awaited with
+        the context of an `async def`; that of a `def` gives a handle without `await`.
+
+        `id` is the key of the start: there is one workflow of an id at a time. If one runs, `if_running` decides: "use"
+        it (`KeyReused` if its payload was another one), "fail" (`AlreadyExists`), or "kill" it and start again. If one
+        has ended, `if_ended`: "use" it, "fail", "again", or "again_if_failed". Without an id each start is another
+        workflow. `attributes` are what lists find it by: up to 16 texts, numbers and booleans. `limit` takes the place
+        of what the decorator says, `limit_key` that of the payload's field, and a higher `priority` goes first.
+        """
+        refuse_in_body(f"{self.name}.start")
+        if not isinstance(ctx, blocking.Context):
+            return self._start(ctx, *payload, **options)
+        begun = blocking.run(ctx, lambda here: self._start(here, *payload, **options))
+        return BlockingHandle(ctx, self, begun.id, begun.book)
+
+    async def _start(
         self,
         ctx: Context,
         /,
@@ -173,14 +201,6 @@ class Workflow(Generic[Pay, R]):
         priority: int = 0,
         book: str | None = None,
     ) -> Handle[R]:
-        """Start the workflow as a logged call, after `delay_s`; its handle, once that is durable.
-
-        `id` is the key of the start: there is one workflow of an id at a time. If one runs, `if_running` decides: "use"
-        it (`KeyReused` if its payload was another one), "fail" (`AlreadyExists`), or "kill" it and start again. If one
-        has ended, `if_ended`: "use" it, "fail", "again", or "again_if_failed". Without an id each start is another
-        workflow. `attributes` are what lists find it by: up to 16 texts, numbers and booleans. `limit` takes the place
-        of what the decorator says, `limit_key` that of the payload's field, and a higher `priority` goes first.
-        """
         if len(payload) > 1:
             raise InvalidArgument(f"{self.name} takes at most one payload, not {len(payload)}", field="payload")
         handle = self.handle(ctx, uuid4().hex if id is None else id, book=book)
@@ -201,16 +221,64 @@ class Workflow(Generic[Pay, R]):
         handle.know(begun.result)
         return handle
 
-    def handle(self, ctx: Context, id: str, *, book: str | None = None) -> Handle[R]:  # noqa: A002
-        """The workflow of that id, whether it was started or not."""
+    @overload
+    def handle(self, ctx: Context, id: str, *, book: str | None = None) -> Handle[R]: ...
+
+    @overload
+    def handle(self, ctx: blocking.Context, id: str, *, book: str | None = None) -> BlockingHandle[R]: ...
+
+    def handle(
+        self,
+        ctx: Context | blocking.Context,
+        id: str,  # noqa: A002 - as everywhere
+        *,
+        book: str | None = None,
+    ) -> Handle[R] | BlockingHandle[R]:
+        """The workflow of that id, whether it was started or not. Its methods are to be awaited with the context of an
+        `async def`, and not with that of a `def`.
+        """
         info = Function.of(self).info
         flow_id = check_key(id, "id", MAX_ID_CHARS)
         where = book or info.book or ctx.logbook.name
+        if isinstance(ctx, blocking.Context):
+            return BlockingHandle(ctx, self, flow_id, where)
         invocation_id = invocation_id_of(info.name, where, flow_id)
         logbook = ctx.logbook_named(where)
         return Handle(info.name, flow_id, invocation_id, FunctionCalls(ctx), logbook, self.decode_result, self)
 
+    @overload
     async def schedule(
+        self, ctx: Context, /, *payload: Any, id: str, book: str | None = None, **options: Unpack[ScheduleOptions]
+    ) -> Schedule: ...
+
+    @overload
+    def schedule(
+        self,
+        ctx: blocking.Context,
+        /,
+        *payload: Any,
+        id: str,
+        book: str | None = None,
+        **options: Unpack[ScheduleOptions],
+    ) -> BlockingSchedule: ...
+
+    def schedule(self, ctx: Context | blocking.Context, /, *payload: Any, id: str, **options: Any) -> Any:  # noqa: A002
+        """Have the workflow be started with this payload at each tick of a cron line or an interval. To be awaited with
+        the context of an `async def`, and not with that of a `def`.
+
+        The workflow of a tick has the id `{id}@{tick}`, so it is started once. `zone` is that of the cron line. At a
+        tick while an earlier workflow runs, `overlap` decides: "skip" the tick; "queue" one tick, or "queue_all";
+        "allow" both to run; "cancel" or "kill" the earlier one first. Ticks that were missed, as while nothing ran, are
+        made up for if they are not older than `catch_up_s`, at least 10 seconds, and `jitter_s` together. `jitter_s`
+        spreads the starts. `InvalidArgument` for a cron line that never fires.
+        """
+        refuse_in_body(f"{self.name}.schedule")
+        if not isinstance(ctx, blocking.Context):
+            return self._schedule(ctx, *payload, id=id, **options)
+        blocking.run(ctx, lambda here: self._schedule(here, *payload, id=id, **options))
+        return self.schedule_handle(ctx, id, book=options.get("book"))
+
+    async def _schedule(
         self,
         ctx: Context,
         /,
@@ -228,14 +296,6 @@ class Workflow(Generic[Pay, R]):
         if_exists: IfExists = "fail",
         book: str | None = None,
     ) -> Schedule:
-        """Have the workflow be started with this payload at each tick of a cron line or an interval.
-
-        The workflow of a tick has the id `{id}@{tick}`, so it is started once. `zone` is that of the cron line. At a
-        tick while an earlier workflow runs, `overlap` decides: "skip" the tick; "queue" one tick, or "queue_all";
-        "allow" both to run; "cancel" or "kill" the earlier one first. Ticks that were missed, as while nothing ran, are
-        made up for if they are not older than `catch_up_s`, at least 10 seconds, and `jitter_s` together. `jitter_s`
-        spreads the starts. `InvalidArgument` for a cron line that never fires.
-        """
         if len(payload) > 1:
             raise InvalidArgument(f"{self.name} takes at most one payload, not {len(payload)}", field="payload")
         spec = spec_of(
@@ -262,11 +322,25 @@ class Workflow(Generic[Pay, R]):
         await found.create(spec, start, checked, if_exists=if_exists, is_paused=is_paused)
         return found
 
-    def schedule_handle(self, ctx: Context, id: str, *, book: str | None = None) -> Schedule:  # noqa: A002
-        """The schedule of that id, whether it was created or not."""
+    @overload
+    def schedule_handle(self, ctx: Context, id: str, *, book: str | None = None) -> Schedule: ...
+
+    @overload
+    def schedule_handle(self, ctx: blocking.Context, id: str, *, book: str | None = None) -> BlockingSchedule: ...
+
+    def schedule_handle(
+        self,
+        ctx: Context | blocking.Context,
+        id: str,  # noqa: A002 - as everywhere
+        *,
+        book: str | None = None,
+    ) -> Schedule | BlockingSchedule:
+        """The schedule of that id, whether it was created or not. As `handle`."""
         info = Function.of(self).info
-        logbook = ctx.logbook_named(book or info.book or ctx.logbook.name)
-        return Schedule(info.name, id, CallsById(ctx), logbook)
+        where = book or info.book or ctx.logbook.name
+        if isinstance(ctx, blocking.Context):
+            return BlockingSchedule(ctx, self, check_key(id, "id", MAX_SCHEDULE_ID_CHARS), where)
+        return Schedule(info.name, id, CallsById(ctx), ctx.logbook_named(where))
 
     def decode_result(self, payload: Payload) -> R:
         """A recorded result as the type that the function is annotated with."""

@@ -30,8 +30,9 @@ from boki.libs.bokiflow.face.registered import book_of, is_workflow, workflow_in
 from boki.libs.bokiflow.face.shapes import Count, SpanBody, WorkflowBody, state_shape
 from boki.libs.bokiflow.gates.marks import gate_id_of, marks_of
 from boki.libs.bokiflow.handles import MAX_ID_CHARS, Handle, WorkflowStatus, state_of
+from boki.libs.bokiflow.options import IfEnded, IfRunning
 from boki.libs.bokiflow.refusals import no_such_workflow
-from boki.libs.bokiflow.workflows import LIBRARY, IfEnded, IfRunning, kill_first
+from boki.libs.bokiflow.workflows import LIBRARY, kill_first
 from boki.libs.fold.arguments import check_key
 from boki.log.ids import MAX_SEQNUM
 from boki.log.metalog import merge_positions

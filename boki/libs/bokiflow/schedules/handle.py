@@ -38,6 +38,7 @@ from boki.libs.bokiflow.schedules.state import (
     Triggered,
     schedule_tag,
 )
+from boki.libs.bokiflow.stepping import refuse_in_body
 from boki.libs.fold.arguments import check_key
 
 MAX_SCHEDULE_ID_CHARS: Final = 120
@@ -243,6 +244,7 @@ class Schedule:
         return fold
 
     async def _fold(self) -> Fold:
+        refuse_in_body("a method of a schedule")
         fold = Fold(self.id)
         start = 0
         while True:
