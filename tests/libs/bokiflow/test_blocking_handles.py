@@ -18,7 +18,7 @@ from boki import (
     blocking,
     function,
 )
-from boki.libs.bokiflow import NoSuchWorkflow, NotDeterministic, WorkflowEnded, flow, step, workflow
+from boki.libs.bokiflow import NoSuchWorkflow, WorkflowEnded, flow, step, workflow
 from boki.libs.bokiflow.blocking import Handle, Schedule
 from boki.libs.bokiflow.refusals import NoSuchSchedule
 from tests import unasync
@@ -351,101 +351,6 @@ def test_a_plain_test(boki_blocking_context: boki.testing.BlockingContext) -> No
     ctx.clock.advance(100)
     handle.resolve("signed", 1)
     assert handle.result() == [10, "now", 1]
-
-
-@workflow
-async def reaches_out(how: str) -> str:
-    try:
-        if how == "start":
-            parcel.start(HELD[0], 1)
-        elif how == "status":
-            parcel.handle(HELD[0], "a").status()
-        elif how == "schedule":
-            nightly.schedule_handle(HELD[0], "s").state()
-        elif how == "async start":
-            await parcel.start(HELD[1], 1)
-        elif how == "async signal":
-            await parcel.handle(HELD[1], "a").signal("go")
-        elif how == "async schedule":
-            await nightly.schedule_handle(HELD[1], "s").state()
-    except NotDeterministic as error:
-        return str(error)
-    return "nothing was refused"
-
-
-@workflow
-def plainly_reaches_out(how: str) -> str:
-    try:
-        if how == "start":
-            parcel.start(HELD[0], 1)
-        elif how == "status":
-            parcel.handle(HELD[0], "a").status()
-        elif how == "schedule":
-            nightly.schedule_handle(HELD[0], "s").state()
-        elif how == "context":
-            HELD[0].logbook.append(b"")
-    except NotDeterministic as error:
-        return str(error)
-    return "nothing was refused"
-
-
-@step
-def hold() -> None:
-    HELD[:] = [step.blocking_ctx, step.ctx]
-
-
-@workflow
-async def holds() -> None:
-    await flow.run(hold)
-    await flow.receive("end")
-
-
-@pytest.mark.parametrize("how", ["start", "status", "schedule", "async start", "async signal", "async schedule"])
-async def test_a_body_is_refused(boki_context: boki.testing.Context, how: str) -> None:
-    """A replay would do it again: in the body of a workflow a handle says so, with what to do instead."""
-    handle = await holds.start(boki_context)
-    await boki_context.clock.advance(1)
-    assert "call it in a step" in await (await reaches_out.start(boki_context, how)).result()
-    await handle.kill()
-
-
-@pytest.mark.parametrize("how", ["start", "status", "schedule", "context"])
-async def test_a_plain_body_is_refused(boki_context: boki.testing.Context, how: str) -> None:
-    """Its thread and the loop would wait for each other."""
-    handle = await holds.start(boki_context)
-    await boki_context.clock.advance(1)
-    assert "call it in a step" in await (await plainly_reaches_out.start(boki_context, how)).result()
-    await handle.kill()
-
-
-@step
-async def stops_the_loop(how: str) -> str:
-    try:
-        if how == "start":
-            parcel.start(step.blocking_ctx, 1)
-        else:
-            step.blocking_ctx.logbook.append(b"")
-    except InvalidArgument as error:
-        return str(error)
-    return "nothing was refused"
-
-
-@workflow
-async def has_an_async_step(how: str) -> str:
-    return await stops_the_loop(how)
-
-
-@pytest.mark.parametrize("how", ["start", "append"])
-async def test_an_async_step_is_refused(boki_context: boki.testing.Context, how: str) -> None:
-    """It runs in the loop that it would wait for."""
-    assert "event loop, which it would stop" in await (await has_an_async_step.start(boki_context, how)).result()
-
-
-async def test_the_thread_of_a_loop_is_refused(boki_blocking_context: boki.testing.BlockingContext) -> None:
-    """Blocking code would stop what else runs in it."""
-    handle = parcel.handle(boki_blocking_context, "a")
-    with pytest.raises(InvalidArgument, match="thread of an event loop"):
-        handle.status()
 
 
 async def test_a_def_step_has_its_log_and_functions(run: Any) -> None:
