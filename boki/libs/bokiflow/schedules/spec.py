@@ -105,9 +105,9 @@ def next_tick(spec: Spec, after_us: int) -> int | None:
     return None
 
 
-def times_of(spec: Spec) -> tuple[object, ...]:
-    """What says when its ticks are."""
-    return spec.cron, spec.every_us, spec.offset_us, spec.zone
+def times_of(spec: Spec) -> Spec:
+    """What says when its ticks are, and nothing else."""
+    return Spec(spec.cron, spec.every_us, spec.offset_us, spec.zone)
 
 
 def due_us(spec: Spec, name: str, tick_us: int) -> int:

@@ -3,7 +3,8 @@
 What users say to a schedule (`Defined`, `Paused`, `Triggered`, ...) anybody may append at any time. What it decides
 is one record, `Decided`, appended under the condition that nothing came in between: so each tick is decided once,
 whoever acts for the schedule, and however many do. A decision names the workflows to start; to start one again that was
-started is harmless, because its id is made of the schedule and the tick.
+just started is harmless, because its id is made of the schedule and the tick. When that id is forgotten, the fold still
+knows which ticks were started (`started.py`), and no decision names one of them again.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Final, Literal, assert_never
 import msgspec
 
 from boki.libs.bokiflow.schedules.spec import Overlap, Spec, due_us, next_tick, tick_name, times_of, too_old_us
+from boki.libs.bokiflow.schedules.started import Spans, Started
 from boki.libs.fold.codec import RecordCodec
 
 VERSION: Final = 1
@@ -24,6 +26,8 @@ _AT_ONCE: Final = 100
 _RECENT: Final = 20
 _MISSED_COUNTED: Final = 1_000
 """Maximum number of missed ticks that one decision counts; the cursor passes over the rest."""
+_PASSED: Final = 1_000
+"""Maximum number of ticks that were started before and that a backfill passes by in one decision."""
 
 Verdict = Literal["started", "queued", "skipped", "missed"]
 
@@ -53,7 +57,9 @@ class Triggered(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
 
 class Backfilled(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """Start the workflows of the ticks from `from_us` to before `until_us`, as if they were now."""
+    """Start the workflows of the ticks from `from_us` to before `until_us`, as if they were now, but for those that
+    were started before.
+    """
 
     from_us: int
     until_us: int
@@ -117,6 +123,7 @@ class Kept(msgspec.Struct, frozen=True, array_like=True, tag=8):
     closing: Literal["", "cancel", "kill"] = ""
     is_deleted: bool = False
     leaving: tuple[str, ...] = ()
+    started: tuple[Spans, ...] = ()
 
 
 Note = Defined | Paused | Resumed | Triggered | Backfilled | Deleted | Decided | Kept
@@ -151,6 +158,8 @@ class Fold:
     """Of those that run, the ones that make room. What is allowed beside them since is not among them."""
     counts: dict[str, int] = field(default_factory=dict)
     recent: list[Recent] = field(default_factory=list)
+    started: Started = field(default_factory=Started)
+    """All ticks that were started, also before the schedule was deleted and made again."""
     last_seqnum: int = 0
     unsaved: int = 0
     """Records since the last `Kept`."""
@@ -206,12 +215,24 @@ class Fold:
             self.queued = [one for one in self.queued if one[0] != act.key]
             if act.verdict == "started":
                 self.running[act.key] = note.at_us
+                self._remember(act.tick_us)
             elif act.verdict == "queued":
                 self.queued.append((act.key, act.tick_us))
             self._count(act.verdict)
             self.recent = [*self.recent, Recent(act.key, act.tick_us, act.verdict, note.at_us)][-_RECENT:]
         if note.missed:
             self._count("missed", note.missed)
+        self.started.shrink(self._is_settled)
+
+    def _remember(self, tick_us: int) -> None:
+        if tick_us and self.spec is not None:  # a trigger has no tick
+            self.started.add(tick_us, self.spec)
+
+    def _is_settled(self, first_us: int, last_us: int) -> bool:
+        """Whether no tick in between is to come, or asked for by a backfill."""
+        return last_us <= self.cursor_us and not any(
+            isinstance(one, Backfilled) and one.from_us < last_us and first_us < one.until_us for one in self.asked
+        )
 
     def _count(self, verdict: Verdict, number: int = 1) -> None:
         self.counts[verdict] = self.counts.get(verdict, 0) + number
@@ -223,6 +244,11 @@ class Fold:
         self.asked, self.backfill_us, self.ends_from = list(kept.asked), kept.backfill_us, kept.ends_from
         self.counts, self.recent, self.closing = dict(kept.counts), list(kept.recent), kept.closing
         self.leaving = set(kept.leaving or (kept.running if kept.closing else ()))  # earlier versions: all that run
+        self.started = Started(kept.started)
+        if not kept.started:  # earlier versions: what else they have started is known as long as it is kept
+            for one in kept.recent:
+                if one.verdict == "started":
+                    self._remember(one.tick_us)
         self.unsaved = 0
 
     def kept(self) -> Kept:
@@ -243,6 +269,7 @@ class Fold:
             self.closing,
             self.is_deleted,
             tuple(sorted(self.leaving)),
+            self.started.kept(),
         )
 
     def next_us(self) -> int:
@@ -312,11 +339,17 @@ class _Draft:
         """
         policy = one.overlap or ("allow" if self._spec.overlap == "allow" else "queue_all")
         at_us = self._backfill_us or one.from_us - 1
+        passed = 0
         while (tick_us := next_tick(self._spec, at_us)) is not None and tick_us < one.until_us:
-            if self._is_full or (policy == "queue_all" and (self._running or self._queued)):
+            if tick_us in self._state.started:
+                passed += 1
+            elif self._is_full or (policy == "queue_all" and (self._running or self._queued)):
                 return False
-            self._take(tick_name(tick_us), tick_us, policy)
+            else:
+                self._take(tick_name(tick_us), tick_us, policy)
             at_us = self._backfill_us = tick_us
+            if passed == _PASSED:
+                return False
         return True
 
     def take_ticks(self, now_us: int) -> None:
@@ -346,7 +379,7 @@ class _Draft:
         self._missed += counted
 
     def _take(self, key: str, tick_us: int, overlap: Overlap | None) -> None:
-        if key in self._running or any(one[0] == key for one in self._queued):
+        if key in self._running or tick_us in self._state.started or any(one[0] == key for one in self._queued):
             return  # a tick is not started twice
         policy = overlap or self._spec.overlap
         if not self._running or policy == "allow":
