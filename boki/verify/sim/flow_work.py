@@ -98,10 +98,10 @@ async def run_on_engine(ctx: Context) -> Outcome:
     except Suspend as suspend:
         return Outcome(None, None, ctx.positions, suspend.suspension)
     except Exception as error:  # noqa: BLE001 - whatever a function raises ends its call
-        return Outcome(None, failure_of(known.info.name, error), ctx.positions, appends=_left_by(ctx))
-    return Outcome(known.encode_result(result), None, ctx.positions, appends=_left_by(ctx))
+        return Outcome(None, failure_of(known.info.name, error), ctx.positions, appends=left_by(ctx))
+    return Outcome(known.encode_result(result), None, ctx.positions, appends=left_by(ctx))
 
 
-def _left_by(ctx: Context) -> tuple[Append, ...]:
+def left_by(ctx: Context) -> tuple[Append, ...]:
     """What the run has left to its engine."""
     return tuple(ctx.logbook.session.caller.last_appends or ())

@@ -17,10 +17,12 @@ from boki import BokiError, Retry
 from boki.extending import Function, calls_reporting_to, ends_of
 from boki.libs.bokiflow import Handle, Limit, OutcomeUnknown, StepFailed, Workflow, flow, step, workflow
 from boki.libs.bokiflow.recorded import Recorded, body_has_ended, encode, record
-from tests.libs.bokiflow import golden_attendants
+from tests.libs.bokiflow import golden_attendants, golden_contended
 from tests.libs.bokiflow.golden_blocking import blocking, halve
+from tests.libs.bokiflow.golden_contended import BEHIND, CONTENDED, contend, recorded_as_then
 from tests.libs.bokiflow.golden_state import cond_writes, joined, joins, log_reads, store_reads, transaction
 from tests.libs.bokiflow.golden_steered import FAILING, STEERED, steer
+from tests.libs.bokiflow.golden_upgraded import moved, upgraded
 
 FOLDER = Path(__file__).parent / "histories"
 
@@ -266,7 +268,7 @@ FEATURES: dict[str, Workflow[int, Any]] = {
         *(locks, writes, limited, cancels, rewound),
         *(heartbeats, step_timeouts, signal_handlers, scheduled),
         *(transaction, store_reads, log_reads, cond_writes, joins, joined),
-        *STEERED,
+        *(*STEERED, *CONTENDED, upgraded),
     )
 }
 """Each is started with 3."""
@@ -295,14 +297,11 @@ def parts_of(release: str) -> tuple[int, ...]:
 
 async def recorded(name: str) -> Recorded:
     """Run that workflow, and record it."""
+    if name == upgraded.name:
+        return await moved()
     async with boki.testing.context() as ctx:
-        handle = await _begun(ctx, name)
-        await _say(handle)
-        handle = await steer(ctx, handle)
-        try:
-            await handle.result()
-        except BokiError:
-            assert name in ("compensations", "cancels", *FAILING)
+        with recorded_as_then(name):
+            handle = await _ended(ctx, name)
         flow_id, run = handle.id, handle.invocation_id
         if name == "joined":
             [run] = await calls_reporting_to(ctx.logbook_named(ends_of(run).book), run)
@@ -317,6 +316,19 @@ async def recorded(name: str) -> Recorded:
         )
 
 
+async def _ended(ctx: boki.testing.Context, name: str) -> Handle[Any]:
+    """The workflow, when all has been done to it."""
+    handle = await _begun(ctx, name)
+    await _say(handle)
+    handle = await steer(ctx, handle)
+    await contend(ctx, handle)
+    try:
+        await handle.result()
+    except BokiError:
+        assert name in ("compensations", "cancels", *FAILING, *golden_contended.FAILING)
+    return handle
+
+
 async def _begun(ctx: boki.testing.Context, name: str) -> Handle[Any]:
     """The workflow, or who calls it."""
     if name == "scheduled":
@@ -324,7 +336,7 @@ async def _begun(ctx: boki.testing.Context, name: str) -> Handle[Any]:
         handle = scheduled.handle(ctx, await schedule.trigger(key="now"))
         await ctx.clock.advance(1)
         return handle
-    if name == "refused":
+    if name in ("refused", *BEHIND):
         await FEATURES[name].start(ctx, 3, id="the first")
         await ctx.clock.advance(1)
     if name == "log_reads":

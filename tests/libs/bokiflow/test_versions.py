@@ -21,7 +21,7 @@ from boki.libs.bokiflow.replaying import read_history
 from boki.libs.bokiflow.upgrading import Upgrade
 from boki.log.operations import Append
 from boki.protocol.calls import Call, CallChange, InvocationState, Move, Outcome
-from boki.verify.sim.flow_work import context_of
+from boki.verify.sim.flow_work import context_of, left_by
 from tests.books.calls.call_world import CallWorld, Fault, a_call, failing, now_us, run, time_passes
 
 EFFECTS: list[str] = []
@@ -116,8 +116,8 @@ class Versions(CallWorld):
         except Suspend as suspend:
             return Outcome(None, None, ctx.positions, suspend.suspension)
         except Exception as error:  # noqa: BLE001 - whatever it raises ends its call
-            return Outcome(None, failure_of(call.function, error), ctx.positions)
-        return Outcome(known.encode_result(found), None, ctx.positions)
+            return Outcome(None, failure_of(call.function, error), ctx.positions, appends=left_by(ctx))
+        return Outcome(known.encode_result(found), None, ctx.positions, appends=left_by(ctx))
 
 
 def a_user(number: int) -> Call:
