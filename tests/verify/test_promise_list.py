@@ -1,4 +1,4 @@
-"""Points of the check-list of a promise machine (C1, C6, C11, C12), each with its safeguard switched off.
+"""Points of the check-list of a promise machine (C1 to C3, C6, C11, C12), each with its safeguard switched off.
 
 In small simulated runs first, and then where no simulated run comes: promises that are settled from outside, and a
 gateway with sockets. See docs/simulation.md; the other points have their ablations in `tests.verify.sim`.
@@ -20,6 +20,7 @@ from boki.libs.bokiflow.records import Resolved
 from boki.verify.sim.call_promises import THE_DEAD_SLEEP
 from boki.verify.sim.options import Options
 from boki.verify.sim.simulation import simulate
+from boki.verify.sim.stranded import CALLERS_ARE_TOLD, SLEEPERS_WAKE
 from boki.verify.sim.strangers import NOT_TOLD, strangers_of
 from boki.verify.sim.stray_alarms import ONLY_SLEEPERS
 from boki.verify.sim.subscriptions import SETTLED
@@ -55,11 +56,13 @@ CALM = Options(seed=4, clients=1, engines=2, chaos_us=2_000_000, flows=2)
     ("options", "safeguard", "promise"),
     [
         (TROUBLED, "end of alarms", ONLY_SLEEPERS),
+        (TROUBLED, "subscriptions beside a time", SLEEPERS_WAKE),
+        (TROUBLED, "word of ends", CALLERS_ARE_TOLD),
         (TROUBLED, "resumption of the living", THE_DEAD_SLEEP),
         (SLEEPY, "wake-ups that came first", SETTLED),
         (CALM, "the token", NOT_TOLD),
     ],
-    ids=["C1", "C6", "C11", "C12"],
+    ids=["C1", "C2", "C3", "C6", "C11", "C12"],
 )
 def test_in_simulated_runs_its_own_checker_notices(options: Options, safeguard: str, promise: str) -> None:
     """Nothing with the safeguard, and this promise without."""

@@ -8,8 +8,8 @@ The list is that of Resonate's specification. These of its points the book shows
 - C9: each run is begun once, and as the one behind the last;
 - C10: one owner at a time: an engine says nothing of calls that another one has claimed.
 
-C1 is checked by `boki.verify.sim.stray_alarms`, C11 by `boki.verify.sim.subscriptions`, C12 by
-`boki.verify.sim.strangers`.
+C1 is checked by `boki.verify.sim.stray_alarms`, C2 and C3 by `boki.verify.sim.stranded`, C11 by
+`boki.verify.sim.subscriptions`, C12 by `boki.verify.sim.strangers`.
 """
 
 from __future__ import annotations

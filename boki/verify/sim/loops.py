@@ -35,6 +35,11 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self.raised: list[str] = []
         """What no task and no callback has caught: bugs."""
 
+    @property
+    def has_turn(self) -> bool:
+        """Whether anything is ready that has not run yet, as where the process stalls."""
+        return self._has_turn
+
     def time(self) -> float:
         """Virtual seconds since the run began."""
         return (self._clock.now_us - START_US) / 1e6

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import chain, islice, product
+from itertools import chain, islice, product, starmap
 from typing import Any, Final
 
 from boki.api.log_calls import records_of
@@ -44,6 +44,7 @@ from boki.verify.sim.options import Options
 from boki.verify.sim.probes import probe_all
 from boki.verify.sim.queues import QueueClients
 from boki.verify.sim.stores import StoreClients
+from boki.verify.sim.stranded import SLEEPERS_WAKE, Stranded
 from boki.verify.sim.strangers import NOT_TOLD, StrangersAtTheDoor
 from boki.verify.sim.stray_alarms import ONLY_SLEEPERS, StrayAlarms
 from boki.verify.sim.subscriptions import SETTLED
@@ -127,6 +128,7 @@ class Simulation:
         self.raised: list[str] = []
         self.late_subscriptions: list[str] = []
         self._alarms = StrayAlarms(self)
+        self._stranded = Stranded(self)
         self.workflow_engines: dict[str, str] = {}
         self._effects: list[str] = []
         self._ends: list[Finished] = []
@@ -295,6 +297,7 @@ class Simulation:
         while self.clock.now_us < ends_us:
             self.clock.run_until(min(self.clock.now_us + _QUIET_US, ends_us))
             self._alarms.look()
+            self._stranded.look()
 
     def _is_ready(self) -> bool:
         return all(node.has_come for node in self.nodes.values())
@@ -458,7 +461,12 @@ class Simulation:
     def _find_late_subscriptions(self) -> list[Violation]:
         """Those that engines took, and those that stand in the end."""
         standing = (text for each in open_engines(self) for text in each.subscriptions.find_settled())
-        return [Violation(SETTLED, text) for text in islice(chain(self.late_subscriptions, standing), _SHOWN)]
+        vain = (text for each in open_engines(self) for text in each.subscriptions.find_unreachable())
+        settled = islice(chain(self.late_subscriptions, standing), _SHOWN)
+        return [
+            *(Violation(SETTLED, text) for text in settled),
+            *(Violation(SLEEPERS_WAKE, text) for text in islice(vain, _SHOWN)),
+        ]
 
     def _check(self) -> list[Violation]:
         faults = self.options.faults
@@ -470,7 +478,8 @@ class Simulation:
             checkers.append(Wakes())
         strange = [Violation("auxiliary data is a record's own", text) for text in self.shared.problems[:_SHOWN]]
         stray = [Violation(ONLY_SLEEPERS, text) for text in islice(self._alarms.problems, _SHOWN)]
-        return [*find_violations(self.history, checkers), *strange, *stray]
+        stranded = starmap(Violation, islice(self._stranded.problems, _SHOWN))
+        return [*find_violations(self.history, checkers), *strange, *stray, *stranded]
 
 
 def _has_got_going(client: Client) -> bool:

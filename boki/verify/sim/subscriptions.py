@@ -12,6 +12,7 @@ from typing import Final, NamedTuple, Protocol
 
 from boki.books.calls.sleepers import Finish
 from boki.engine.core import EngineCore
+from boki.engine.watches import _all
 from boki.log.ids import MAX_SEQNUM, NodeId
 from boki.log.metalog import Positions
 from boki.log.operations import Answer
@@ -75,6 +76,26 @@ class Subscriptions:
         standing = self._standing.pop((book, tag, finish), None)
         if standing is not None and self._node.engine is not None:
             self._node.engine.watches.remove(book, tag, standing.done)
+
+    def has(self, book: str, tag: str, finish: Finish) -> bool:
+        """Whether `finish` is going to be called, by a watch of the engine for what may come."""
+        standing, engine = self._standing.get((book, tag, finish)), self._node.engine
+        if standing is None or engine is None:
+            return False
+        watched = _all(engine.watches._rows.get(book, {}).get(tag))  # noqa: SLF001 - nothing else needs them
+        return any(watch.token is standing.done for watch in watched)
+
+    def find_unreachable(self) -> Iterator[str]:
+        """Subscriptions that stand when everything has come, for records behind the next one: no wait leads there."""
+        for (book, tag, _), standing in self._standing.items():
+            engine = self._node.engine
+            if engine is None:
+                continue
+            known = max(engine.index.last(book, each) for each in (None, tag))
+            trimmed = max(engine.index.floor(book, each) for each in (None, tag))
+            if standing.min_seqnum > max(known + 1, trimmed, 1):
+                where = f"{tag} of {book} from {standing.min_seqnum} on"
+                yield f"{self._node.name} waits for {where}, which ends at {known}"
 
     def find_settled(self) -> Iterator[str]:
         """Subscriptions that stand at a quiet moment, though what they wait for is there."""

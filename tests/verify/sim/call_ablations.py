@@ -24,6 +24,7 @@ from boki.verify.sim.call_promises import (
 )
 from boki.verify.sim.calls import LoggedEngine
 from boki.verify.sim.options import Options
+from boki.verify.sim.stranded import CALLERS_ARE_TOLD, SLEEPERS_WAKE
 from boki.verify.sim.stray_alarms import ONLY_SLEEPERS
 from boki.verify.sim.subscriptions import SETTLED
 from tests.verify.sim.without import without
@@ -151,8 +152,33 @@ def no_look_whether_a_sleeper_is_dead() -> Any:
 
 
 def no_inheritance_of_sleepers() -> Any:
-    """The heir of a lost engine does not wait for what its suspended calls wait for."""
+    """The heir of a lost engine does not wait for what its suspended calls wait for (C2)."""
     return without(Sleepers, "inherit", lambda self, waiting: None)
+
+
+def no_subscriptions_beside_a_time() -> Any:
+    """A suspended call that waits for a time, too, is woken by that alone (C2). It wakes, and only later."""
+    watch = Sleepers._watch
+
+    class Deaf:
+        """Nothing is watched."""
+
+        def watch(self, *_: Any) -> None: ...
+
+    def timed(self: Sleepers, sleeper: Any) -> None:
+        port: Any = self._port
+        self._port = Deaf() if sleeper.call.due_us else port  # type: ignore[assignment]
+        try:
+            watch(self, sleeper)
+        finally:
+            self._port = port
+
+    return without(Sleepers, "_watch", timed)
+
+
+def no_word_of_ends() -> Any:
+    """Callers that wait for the end of a call are not told that it has come (C3). They ask again, some time."""
+    return without(CallBook, "_tell_end", lambda _self, _invocation_id, _found: None)
 
 
 NEED_SLEEPERS: Final = ("end of alarms", "resumption of the living")
@@ -173,6 +199,8 @@ ABLATIONS: Final[dict[str, Callable[[], Any]]] = {
     "end of alarms": no_end_of_alarms,
     "resumption of the living": no_look_whether_a_sleeper_is_dead,
     "inheritance of suspended calls": no_inheritance_of_sleepers,
+    "subscriptions beside a time": no_subscriptions_beside_a_time,
+    "word of ends": no_word_of_ends,
     "first use of a call's key": no_first_use_of_a_key,
     "conditions on the ends of calls": no_condition_on_ends,
     "conditions on the runs of calls": no_condition_on_runs,
@@ -184,7 +212,9 @@ CAUGHT_BY: Final[dict[str, str]] = {
     "one wake-up for a sleep": "a run begins once",
     "end of alarms": ONLY_SLEEPERS,
     "resumption of the living": THE_DEAD_SLEEP,
-    "inheritance of suspended calls": "accepted calls end",
+    "inheritance of suspended calls": SLEEPERS_WAKE,
+    "subscriptions beside a time": SLEEPERS_WAKE,
+    "word of ends": CALLERS_ARE_TOLD,
     "first use of a call's key": "a key has one call",
     "conditions on the ends of calls": ONE_END,
     "conditions on the runs of calls": NOTHING_AFTER_THE_END,

@@ -22,6 +22,7 @@ from boki.libs.bokiflow.locks.held import Locks
 from boki.libs.bokiflow.locks.state import LockQueue, Wanted
 from boki.log.record import Expect
 from boki.verify.sim import calls
+from boki.verify.sim.stranded import SLEEPERS_WAKE
 from boki.verify.sim.strangers import NOT_TOLD
 from tests.verify.sim.without import without
 
@@ -60,7 +61,7 @@ def no_order_of_messages() -> Any:
 
 
 def no_wake_up_by_messages() -> Any:
-    """What a suspended workflow waits for never comes."""
+    """What a suspended workflow waits for never comes (C2)."""
     return without(resting, "WakeOn", lambda book, tag, _min_seqnum: WakeOn(book, tag, 1 << 60))
 
 
@@ -166,7 +167,7 @@ ABLATIONS: dict[str, Callable[[], Any]] = {
 CAUGHT_BY: dict[str, str] = {
     "count of the journal": "executions agree on every step",
     "order of a workflow's messages": "workflows end",
-    "wake-ups of workflows": "workflows end",
+    "wake-ups of workflows": SLEEPERS_WAKE,
     "scope of step keys": "each keyed effect is there once",
     "effects wait for the journal": "executions agree on every step",
     "end of overtaken executions": "workflows end",
