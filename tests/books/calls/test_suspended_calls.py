@@ -258,6 +258,35 @@ def test_a_woken_body_ends_when_its_call_was_cancelled_elsewhere_meanwhile() -> 
         assert len(cluster.entries(Finished)) == 1
 
 
+def test_what_a_record_woke_before_its_time_runs_again_at_once_after_a_loss() -> None:
+    """Its run began, and its engine was lost: the time that it waited for, too, has nothing to do with the next run."""
+
+    async def scenario() -> None:
+        world, runs = CallWorld(), list[int]()
+
+        async def wait(call: Call) -> Outcome:
+            runs.append(call.run)
+            if len(runs) == 1:
+                return asleep(1e9, WakeOn("book", INBOX, 1))
+            if len(runs) == 2:
+                await asyncio.get_running_loop().create_future()
+            return done(call)
+
+        world.bodies["wait"] = wait
+        calls = await world.start()
+        await calls.accept(a_call(1, "wait"))
+        await time_passes(1)
+        put(world.log)
+        await time_passes(1)
+        assert len(runs) == 2
+        await world.kill()
+        calls = await world.start()
+        assert (await calls.state(a_call(1).id, wait_s=10)).state == "done"
+        await calls.stop()
+
+    run(scenario())
+
+
 def test_the_heir_of_a_lost_engine_wakes_what_it_had_suspended() -> None:
     """By time and by record, also by one that came while nobody watched; each runs once, as the next run."""
 
