@@ -225,6 +225,8 @@ class Carrier:
             self._shell.die()
             return
         key = f"{self._scopes.of_key(command.n)}:{command.n}"
+        if not work.waits:  # a crash may take back what came before it, and give its number to another step
+            key = f"{key}:{work.digest.hex()}"
         ended, beating = self._on_ended, self._on_beat
         attempts = Attempts(
             command, work, key, self._clock, self._outer, ended, self._shell.turn, beating, self._ctx, self._loop

@@ -341,7 +341,9 @@ class StepDecorator:
 
     @property
     def key(self) -> str:
-        """A key for the effect of this step: the same in every attempt, and different for every call of a step."""
+        """A key for the effect of this step: the same in every attempt, and different for every call of a step. An
+        `idempotent` step may have another one after a crash.
+        """
         return _attempt("step.key").key
 
     @property
