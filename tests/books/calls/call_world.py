@@ -198,10 +198,14 @@ class CallWorld:
             if timer is not None:
                 timer.cancel()
         self.calls._is_open = False
-        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        tasks = self._doomed()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _doomed(self) -> set[asyncio.Task[Any]]:
+        """What dies with a process."""
+        return asyncio.all_tasks() - {asyncio.current_task()}  # type: ignore[arg-type] # None is no task
 
     async def _run(self, call: Call) -> Outcome:
         self.ran.append(call)

@@ -32,11 +32,17 @@ class ProgramRun:
     """One program with its user."""
 
     def __init__(
-        self, ctx: Any, generator: Generator, pauses_s: Sequence[float], pause: Callable[[], Awaitable[object]]
+        self,
+        ctx: Any,
+        generator: Generator,
+        pauses_s: Sequence[float],
+        pause: Callable[[], Awaitable[object]],
+        longest_s: float = LONGEST_S,
     ) -> None:
         """`pauses_s` are between what the user does. `pause`: before what was refused is tried again; at once in
-        several tasks.
+        several tasks. `longest_s`: what has not ended after this time never will.
         """
+        self._longest_s = longest_s
         self.program: Program = generator.root()
         self._predicted: Prediction = predict(self.program)
         self._ctx = ctx
@@ -212,10 +218,9 @@ class ProgramRun:
         """What it returned, or how it ended."""
         return await self._until_done(partial(self._ended, self._handle(flow_id)))
 
-    @staticmethod
-    async def _ended(handle: Handle[Any]) -> Any:
+    async def _ended(self, handle: Handle[Any]) -> Any:
         try:
-            return await handle.result(wait_s=LONGEST_S)
+            return await handle.result(wait_s=self._longest_s)
         except (FunctionFailed, CallCancelled) as error:
             return ending_of(error)
         except DeadlineExceeded as error:
