@@ -221,8 +221,8 @@ class Schedule(_BlockingSchedule):
 
         One after the other, or all together if the schedule allows overlaps; `overlap` says otherwise. What comes
         meanwhile, ticks and triggers, is decided by the schedule's own policy: one that skips leaves out its ticks
-        while a workflow of the past runs. The workflow of a tick that is still kept is not started again. At most
-        10,000 ticks at once.
+        while a workflow of the past runs. A tick that was started before, however long ago, is not started again. At
+        most 10,000 ticks at once.
         """
         return self._run(lambda found: found.backfill(start, end, overlap=overlap))
 
